@@ -1,0 +1,145 @@
+"""The command line as a user meets it: one end-to-end training, every command, every refusal."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from workbench import cli
+from workbench.recipes import recipe_names
+from workbench.tasks import task_names
+
+PROMPT = "the animal did not cross the street because it was too tired , so the"
+
+
+@pytest.fixture
+def workbench(monkeypatch, capsys):
+    """Run a command line; (exit code, stdout, stderr)."""
+
+    def call(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["workbench", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out = capsys.readouterr()
+        return stop.value.code or 0, out.out, out.err
+
+    return call
+
+
+RECIPE = """
+about = "small"
+task = "winograd"
+[model]
+n_layers = 1
+n_heads = 2
+d_model = 16
+[training]
+steps = 40
+batch = 16
+log_every = 20
+"""
+
+
+def test_a_recipe_is_trained_listed_loaded_and_looked_at(workbench, runs, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE)
+    code, out, _ = workbench("train", str(tmp_path / "small.toml"), "--seeds", "0-1", "--jobs", "2")
+    assert code == 0 and "small seed 0: held-out" in out and "small seed 1: held-out" in out
+    folder = runs / "small" / "seed-1"
+    assert {p.name for p in folder.iterdir()} == {"recipe.toml", "model.safetensors", "run.json", "metrics.jsonl"}
+    code, out, _ = workbench("models", "--json")
+    mine = [row for row in json.loads(out) if row["whose"] == "yours"]
+    assert [(row["model"], row["seed"]) for row in mine] == [("small", 0), ("small", 1)]
+    code, out, _ = workbench("attention", "small", PROMPT, "--seed", "1")
+    assert code == 0 and "block 1" in out
+    code, out, _ = workbench("train", str(tmp_path / "small.toml"))
+    assert code == 0  # trained already: the run is returned
+
+
+def test_models_lists_every_shipped_one(workbench):
+    code, out, _ = workbench("models", "--json")
+    rows = {row["model"]: row for row in json.loads(out)}
+    assert code == 0 and set(rows) == set(recipe_names())
+    assert rows["winograd-2"]["held_out_accuracy"] >= 0.98
+    assert "winograd-2-attn" in workbench("models")[1]
+
+
+def test_tasks_lists_them_and_shows_how_each_can_be_cheated(workbench):
+    code, out, _ = workbench("tasks")
+    assert code == 0 and all(name in out for name in task_names())
+    code, out, _ = workbench("tasks", "winograd-leaky", "--json")
+    assert json.loads(out)["shortcuts"]["bag of words"] == 1.0
+    assert re.search(r"bag of words +27.8%", workbench("tasks", "winograd")[1])
+
+
+def test_attention_gives_the_models_own_numbers(workbench, tmp_path):
+    import workbench as wb
+
+    wet = PROMPT.replace("tired", "wet")
+    code, out, _ = workbench("attention", "winograd-2", PROMPT, "--against", wet, "--json")
+    data = json.loads(out)
+    run = wb.load("winograd-2")
+    _, cache = run.model.run_with_cache(run.encode(wet))
+    expected = cache["pattern", 1][0].mean(dim=0)[14].tolist()
+    assert code == 0 and data["against"]["attention"][1] == pytest.approx(expected, abs=1e-6)
+    assert data["prompt"]["next_words"][0]["word"] == "animal" and data["against"]["next_words"][0]["word"] == "street"
+    page = tmp_path / "page.html"
+    code, out, _ = workbench("attention", "winograd-2", PROMPT, "--head", "1.3", "--html", str(page))
+    assert code == 0 and "head 1.3" in out and "plotly" in page.read_text().lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train"], "Missing argument 'name'."),
+        (["train", "winograd-22"], "unknown model 'winograd-22'; nearest: winograd-2"),
+        (["train", "winograd-2", "--seeds", "4-1"], "--seeds 4-1: expected a number, a range such as 0-4"),
+        (["train", "winograd-2", "--steps", "0"], "steps = 0: expected at least 1"),
+        (["train", "absent.toml"], "absent.toml: no such recipe file"),
+        (["tasks", "winogrand"], "unknown task 'winogrand'; nearest: winograd"),
+        (["table", "winogrand"], "unknown table 'winogrand'; nearest: winograd"),
+        (["table", "winograd", "--seeds", "0"], "--seeds 0: expected at least 1"),
+        (["table", "winograd", "--budget", "big"], "--budget big: expected one of quick, full"),
+        (["table", "winograd", "--json", "no/such/folder/x.json"], "no such folder no/such/folder; make it first"),
+        (["attention", "winograd-22", "the"], "unknown model 'winograd-22'"),
+        (["attention", "winograd-2", "the animl"], "unknown word 'animl'; nearest: animal"),
+        (["attention", "winograd-2", ""], "the prompt is empty"),
+        (["attention", "winograd-2", "the " * 19], "19 tokens, but winograd has a context of 18"),
+        (["attention", "winograd-2", "the", "--head", "2.0"], "unknown head '2.0'"),
+        (["attention", "winograd-2", "the", "--head", "x"], "unknown head 'x'"),
+        (["attention", "winograd-2", "the", "--position", "5"], "position 5: this prompt has positions 0 to 0"),
+        (["attention", "winograd-2", "the", "--seed", "9"], "seed 9 is not trained"),
+        (["attention", "winograd-2", "the", "--step", "9"], "no checkpoint at step 9"),
+        (["app", "--port", "99999999"], "port"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(workbench, runs, arguments, message):
+    code, out, err = workbench(*arguments)
+    assert code == 2 and message in err and err.count("\n") == 1 and out == ""
+    assert not runs.exists()  # nothing half written
+
+
+def test_an_interrupt_says_how_to_go_on(workbench, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.sweeps.train_many", interrupted)
+    code, _, err = workbench("train", "winograd-2")
+    assert code == 130 and "--resume" in err
+
+
+def test_help_does_not_import_torch():
+    """`workbench --help` must answer in a moment; what makes it slow is an import."""
+    script = (
+        "import sys; sys.argv = ['workbench', '--help']\n"
+        "from workbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformer_lens', 'numpy', 'plotly', 'streamlit', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "attention" in done.stdout

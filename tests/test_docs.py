@@ -1,0 +1,49 @@
+"""What the documents say is what was measured: their tables repeat the committed results, their code runs."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from workbench.recipes import load_recipe, recipe_names
+from workbench.tables.table import Table, percent
+from workbench.tables.winograd import COLUMNS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = json.loads((ROOT / "docs" / "results" / "winograd.json").read_text())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_tables_in_prose_repeat_the_committed_table(page):
+    text = (ROOT / page).read_text()
+    for row in RESULTS["rows"]:
+        accuracy = row["held_out_accuracy"]
+        low, high = map(percent, accuracy["interval"])
+        seeds = " ".join(map(percent, accuracy["per_seed"]))
+        assert f"{percent(accuracy['mean'])} | {low}–{high} | {seeds} |" in text, row["model"]
+
+
+def test_the_committed_markdown_is_the_committed_json():
+    assert (ROOT / "docs" / "results" / "winograd.md").read_text() == Table(RESULTS, COLUMNS).markdown()
+
+
+def test_the_readme_lists_every_shipped_model_with_its_own_words():
+    text = (ROOT / "README.md").read_text()
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert f"| {name} | {recipe.task} | {recipe.about} |" in text
+
+
+def test_the_readmes_python_runs_as_it_stands(capsys):
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        exec(code, {})
+    weights = [float(x) for x in re.findall(r"\d\.\d+(?:e-\d+)?", capsys.readouterr().out)]
+    assert len(weights) == 15 and sum(weights) == pytest.approx(1, abs=1e-3)
+
+
+def test_every_link_between_our_pages_leads_somewhere():
+    for page in ROOT.glob("**/*.md"):
+        if ".venv" not in page.parts:
+            for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+                assert target.startswith("http") or (page.parent / target).exists(), (page, target)

@@ -1,0 +1,117 @@
+"""Recipes: what is refused and in which words, what a hash covers, what the schedules compute."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import BadRecipe, UnknownName
+from workbench.recipes import ModelConfig, Recipe, TrainingConfig, load_recipe, parse_recipe, recipe_names
+
+
+def parse(**raw):
+    return parse_recipe({"task": "winograd"} | raw, "mine", "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"model": {"n_layer": 2}}, "unknown field 'n_layer'; nearest: n_layers"),
+        ({"model": {"n_layers": "two"}}, 'n_layers = "two": expected a whole number'),
+        ({"model": {"n_layers": True}}, "n_layers = true: expected a whole number"),
+        ({"model": {"n_layers": -1}}, "n_layers = -1: expected at least 0"),
+        ({"model": {"n_heads": 5}}, "n_heads = 5 does not divide d_model = 64"),
+        ({"model": {"n_heads": 0}}, "n_heads = 0 does not divide d_model = 64"),
+        ({"model": {"norm": "batch"}}, 'norm = "batch": expected one of none, pre, post'),
+        ({"model": {"positions": "rotary", "d_head": 3}}, "d_head = 3 is odd"),
+        ({"model": {"attention": "uniform", "positions": "alibi"}}, "no scores for positions"),
+        ({"model": {"attention": "uniform", "query_key": "tied"}}, "no queries and keys"),
+        ({"model": {"value_output": "value", "d_head": 8}}, "needs n_heads · d_head = d_model"),
+        ({"model": {"dropout": 1.0}}, "dropout = 1.0: expected a rate"),
+        ({"model": 3}, "model must be a section, [model]"),
+        ({"training": {"lr": 0.0}}, "lr = 0.0: expected a learning rate above 0"),
+        ({"training": {"lr": float("nan")}}, "lr = nan: expected a finite number"),
+        ({"training": {"warmup": 2000}}, "warmup = 2000 is longer than the training, steps = 1500"),
+        ({"seeds": {"split": -1}}, "seeds.split = -1: expected 0 or more"),
+        ({"colour": "red"}, "unknown field 'colour'"),
+        ({"name": "mine"}, "named by its file or folder"),
+    ],
+)
+def test_a_bad_field_is_named_in_one_line(raw, message):
+    with pytest.raises(BadRecipe) as caught:
+        parse(**raw)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("mine.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_without_a_task_or_from_no_file_is_refused(tmp_path):
+    with pytest.raises(BadRecipe, match="no task given"):
+        parse_recipe({}, "mine", "mine.toml")
+    with pytest.raises(BadRecipe, match="no such recipe file"):
+        load_recipe(tmp_path / "absent.toml")
+    (tmp_path / "torn.toml").write_text('task = "wino')
+    with pytest.raises(BadRecipe, match="not a readable TOML file"):
+        load_recipe(tmp_path / "torn.toml")
+
+
+def test_an_unknown_name_lists_the_nearest():
+    with pytest.raises(UnknownName, match="unknown model 'winograd2'; nearest: winograd-2"):
+        load_recipe("winograd2")
+
+
+def test_a_recipe_survives_being_written_and_read(tmp_path):
+    recipe = parse(about='says "who"', model={"n_layers": 1, "d_mlp": 0}, training={"lr": 3e-3}, seeds={"batches": 7})
+    (tmp_path / "mine.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "mine.toml") == recipe
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_reads_and_says_what_it_is(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.about
+    assert ("attn" in name) <= recipe.model.attn_only  # attention-only as its name says
+
+
+def test_the_hash_covers_what_changes_the_weights_and_nothing_else():
+    recipe = load_recipe("winograd-2")
+    renamed = Recipe("other", recipe.task, "another about", recipe.model, recipe.training, recipe.seeds)
+    assert renamed.sha256 == recipe.sha256
+    changed = [recipe.with_seed(1), recipe.with_steps(10), parse(model={"n_layers": 3}), parse(seeds={"split": 1})]
+    assert len({recipe.sha256, *(r.sha256 for r in changed)}) == 5
+    assert recipe.with_seed(1).experiment == recipe.experiment
+    assert recipe.with_seed(1, split=True).experiment != recipe.experiment
+
+
+def test_a_shorter_budget_shortens_the_warmup():
+    assert parse(training={"steps": 1000, "warmup": 200}).with_steps(100).training.warmup == 20
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0.25, 0.5, 0.75, 1, 1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_then_follows_its_schedule(schedule, expected):
+    training = TrainingConfig(steps=8, warmup=4, lr=1.0, schedule=schedule)
+    assert [training.learning_rate(step) for step in range(8)] == pytest.approx(expected, abs=1e-12)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=8), SCALARS, max_size=3)
+FIELDS = st.sampled_from([*ModelConfig.__dataclass_fields__, *TrainingConfig.__dataclass_fields__, "x"])
+
+
+@given(st.dictionaries(st.sampled_from(["task", "about", "model", "training", "seeds", "x"]),
+                       VALUES | st.dictionaries(FIELDS, VALUES, max_size=3), max_size=4))  # fmt: skip
+def test_any_plain_data_becomes_a_recipe_or_one_clear_line(raw):
+    try:
+        recipe = parse_recipe(raw, "mine", "mine.toml")
+    except BadRecipe as error:
+        assert str(error).startswith("mine.toml: ")
+    else:
+        assert recipe.model.d_model > 0 and len(recipe.sha256) == 64

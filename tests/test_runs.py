@@ -1,0 +1,160 @@
+"""Runs on disk: found by name, seed and path; refused when missing, unfinished or damaged."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+
+import workbench as wb
+from workbench.content import content
+from workbench.errors import BadRun, UnknownName
+from workbench.recipes import load_recipe, recipe_names
+from workbench.runs import list_runs, run_folder, write_atomic
+from workbench.training import evaluate, train
+
+
+@pytest.fixture
+def copy(runs):
+    """A copy of a shipped run among one's own."""
+    folder = runs / "winograd-average" / "seed-0"
+    shutil.copytree(content("models") / "winograd-average", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_model_was_made_by_the_train_command_and_scores_what_it_says(name):
+    run = wb.load(name)
+    assert run.shipped and run.seed == 0
+    assert run.results["made_by"] == f"workbench train {name} --seeds 0"
+    assert run.results["parameters"] == run.model.n_parameters
+    scores = evaluate(run.model, run.task)
+    assert scores.accuracy == pytest.approx(run.held_out_accuracy, abs=1e-3)
+    assert scores.loss == pytest.approx(run.results["held_out"]["loss"], abs=1e-4)
+
+
+def test_shipped_models_are_small():
+    sizes = [p.stat().st_size for p in content("models").rglob("*") if p.is_file()]
+    assert sum(sizes) < 6_000_000
+
+
+def test_yours_come_before_the_shipped(copy):
+    assert wb.load("winograd-average").path == copy and not wb.load("winograd-average").shipped
+    names = [(run.name, run.shipped) for run in list_runs()[0]]
+    assert names.index(("winograd-average", False)) < names.index(("winograd-average", True))
+
+
+def test_a_run_loads_by_path_wherever_it_lies(tmp_path):
+    shutil.copytree(content("models") / "winograd-2", tmp_path / "elsewhere")
+    run = wb.load(tmp_path / "elsewhere")
+    assert run.name == "elsewhere" and run.held_out_accuracy == wb.load("winograd-2").held_out_accuracy
+    with pytest.raises(BadRun, match="has seed 0, not 3"):
+        wb.load(tmp_path / "elsewhere", seed=3)
+
+
+def test_what_is_not_there_is_named_with_what_is():
+    with pytest.raises(UnknownName, match="unknown model 'winograd-22'; nearest: winograd-2"):
+        wb.load("winograd-22")
+    with pytest.raises(BadRun, match=r"seed 7 is not trained; run: workbench train winograd-2 --seeds 7"):
+        wb.load("winograd-2", seed=7)
+    with pytest.raises(BadRun, match="no run there; a run is a folder with"):
+        wb.load("some/folder")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors is damaged: its hash"),
+        (lambda f: (f / "run.json").write_text("{"), "run.json is damaged"),
+        (lambda f: (f / "run.json").write_text("[]"), "run.json is damaged"),
+        (lambda f: (f / "run.json").unlink(), "is not finished; to go on: workbench train winograd-average"),
+        (lambda f: (f / "recipe.toml").unlink(), "recipe.toml is missing"),
+        (lambda f: (f / "recipe.toml").write_text('task = "winograd"'), "recipe.toml was changed after training"),
+    ],
+)
+def test_a_damaged_run_is_refused_by_the_name_of_what_is_damaged(copy, damage, message):
+    damage(copy)
+    with pytest.raises(BadRun) as caught:
+        _ = wb.load("winograd-average").model
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_in_the_weights_is_noticed(copy):
+    file = copy / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(BadRun, match="is damaged"):
+        _ = wb.load("winograd-average").model
+
+
+def test_a_task_changed_under_a_run_is_noticed(tmp_path):
+    task = tmp_path / "mine.toml"
+    task.write_text((content("datasets") / "winograd.toml").read_text())
+    recipe = dataclasses.replace(load_recipe("winograd-average"), name="mine", task=str(task)).with_steps(3)
+    run = train(recipe, tmp_path / "run")
+    task.write_text(task.read_text() + "# a comment changes nothing\n")
+    assert wb.load(run.path).results == run.results
+    task.write_text(task.read_text().replace("tired", "thirsty"))
+    with pytest.raises(BadRun, match=r"mine.toml was changed after training"):
+        wb.load(run.path)
+
+
+def test_a_damaged_run_does_not_hide_the_others(copy):
+    (copy / "run.json").write_text("{")
+    found, faults = list_runs()
+    assert len(faults) == 1 and "run.json is damaged" in str(faults[0])
+    assert {run.name for run in found} == set(recipe_names())
+
+
+def test_metrics_damaged_in_the_middle_are_refused_and_torn_at_the_end_read(copy):
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 1']))
+    assert len(wb.load("winograd-average").metrics) == len(lines)
+    (copy / "metrics.jsonl").write_text("\n".join(["{", *lines]))
+    with pytest.raises(BadRun, match=r"metrics.jsonl is damaged in line 1"):
+        _ = wb.load("winograd-average").metrics
+
+
+def test_a_changed_shipped_recipe_gets_a_folder_of_its_own(runs):
+    recipe = load_recipe("winograd-2")
+    assert run_folder(recipe.with_seed(3)) == runs / "winograd-2" / "seed-3"
+    changed = run_folder(recipe.with_steps(10))
+    assert changed.parent.name.startswith("winograd-2-") and changed.name == "seed-0"
+    assert changed.parent != run_folder(recipe.with_steps(11)).parent
+
+
+def test_the_key_changes_with_the_weights_and_the_checkpoint():
+    keys = {wb.load("winograd-2").key, wb.load("winograd-2-attn").key, wb.load("induction-2-attn").key}
+    steps = wb.load("induction-2-attn").checkpoints
+    assert len(steps) > 10
+    assert len(keys | {wb.load("induction-2-attn", step=step).key for step in steps}) == 3 + len(steps)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write_atomic(target, b"old")
+
+    def full(_fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(target, b"new")
+    assert target.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_reads_and_writes_the_words_of_its_task():
+    run = wb.load("winograd-2")
+    tokens = run.encode("the animal did not cross the street because it was too tired , so the")
+    assert run.str_tokens(tokens)[-2:] == ["so", "the"] and run.decode(tokens).startswith("the animal did")
+    with torch.no_grad():
+        assert run.str_tokens(run.model(tokens)[0, -1].argmax()[None]) == ["animal"]
+
+
+def test_run_json_is_plain_json_with_versions_and_hashes():
+    results = json.loads((content("models") / "winograd-2" / "run.json").read_text())
+    assert {"torch", "numpy", "python", "workbench"} <= results["versions"].keys()
+    assert results["recipe_sha256"] == load_recipe("winograd-2").sha256

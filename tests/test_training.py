@@ -1,0 +1,221 @@
+"""Training: the same recipe twice gives the same bits, and so does going on after being stopped anywhere."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from workbench.errors import BadRun, WorkbenchError
+from workbench.recipes import ModelConfig, Recipe, Seeds, TrainingConfig
+from workbench.runs import build_model, load, read_tensors
+from workbench.sweeps import train_many
+from workbench.tasks import load_task
+from workbench.training import Trainer, checkpoint_steps, evaluate, train
+
+TINY = Recipe(
+    name="tiny",
+    task="winograd",
+    model=ModelConfig(n_layers=1, n_heads=2, d_model=16, dropout=0.1),
+    training=TrainingConfig(steps=30, batch=16, warmup=5, schedule="cosine", log_every=7, save_every=10, checkpoints=4),
+)
+
+
+def files(folder):
+    """What must not depend on interruptions: every file but run.json's seconds."""
+    contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    results = json.loads(contents.pop("run.json"))
+    del results["seconds"]
+    return contents | {"run.json": results}
+
+
+@pytest.fixture
+def reference(tmp_path):
+    return files(train(TINY, tmp_path / "reference").path)
+
+
+def test_the_same_recipe_gives_bit_identical_runs_whatever_the_random_state(tmp_path, reference):
+    torch.manual_seed(12345)
+    before = torch.random.get_rng_state()
+    assert files(train(TINY, tmp_path / "again").path) == reference
+    assert torch.equal(torch.random.get_rng_state(), before)
+    other = files(train(TINY.with_seed(1), tmp_path / "other").path)
+    assert other["model.safetensors"] != reference["model.safetensors"]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 9, 10, 11, 20, 25, 29])
+def test_a_run_stopped_after_any_step_and_resumed_ends_in_the_same_bits(tmp_path, reference, monkeypatch, stop):
+    update = Trainer._update
+
+    def update_or_stop(self):
+        if self.step == stop:
+            raise KeyboardInterrupt
+        update(self)
+
+    monkeypatch.setattr(Trainer, "_update", update_or_stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, tmp_path / "run")
+    monkeypatch.setattr(Trainer, "_update", update)
+    if stop > 10:
+        with pytest.raises(BadRun, match="unfinished; add --resume to go on"):
+            train(TINY, tmp_path / "run")
+    assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
+
+
+KILLED = """
+import sys, pathlib, workbench.training as training
+from tests_recipe import TINY
+training.train(TINY, pathlib.Path(sys.argv[1]), resume=True, progress=lambda line: print(line["step"], flush=True))
+"""
+
+
+def test_a_run_killed_outright_and_resumed_ends_in_the_same_bits(tmp_path, reference):
+    (tmp_path / "tests_recipe.py").write_text(f"from workbench.recipes import *\nTINY = {TINY!r}\n")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if int(line) >= 14:
+                process.send_signal(signal.SIGKILL)
+                break
+        process.wait()
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "run" / "run.json").exists()
+    assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
+
+
+def test_a_torn_metrics_line_is_dropped_and_written_again_on_resuming(tmp_path, reference, monkeypatch):
+    monkeypatch.setattr(Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, tmp_path / "run")
+    monkeypatch.undo()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-20])
+    assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
+
+
+def test_training_a_finished_run_again_does_nothing(tmp_path):
+    run = train(TINY, tmp_path / "run")
+    changed = run.path / "model.safetensors"
+    before = changed.stat().st_mtime_ns
+    assert train(TINY, tmp_path / "run").results == run.results and changed.stat().st_mtime_ns == before
+
+
+def test_a_folder_with_another_recipe_or_other_files_is_left_alone(tmp_path):
+    train(TINY, tmp_path / "run")
+    with pytest.raises(BadRun, match=r"another recipe \(training.steps = 30 there, 40 here\)"):
+        train(TINY.with_steps(40), tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(BadRun, match="holds other files and no run"):
+        train(TINY, tmp_path / "mine")
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["thesis.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkbenchError, match=r"cannot write to .*; set WORKBENCH_RUNS"):
+        train(TINY, tmp_path / "file" / "run")
+
+
+def test_a_damaged_trainer_state_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_finish", lambda self: None)
+    with pytest.raises(BadRun):
+        train(TINY, tmp_path / "run")
+    state = tmp_path / "run" / "trainer.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(BadRun, match=r"trainer.safetensors is missing or damaged"):
+        train(TINY, tmp_path / "run", resume=True)
+
+
+def test_metrics_hold_the_scores_of_the_steps_they_name(tmp_path):
+    run = train(TINY, tmp_path / "run")
+    assert [line["step"] for line in run.metrics] == [0, 7, 14, 21, 28, 30]
+    assert run.metrics[0]["loss"] is None and run.metrics[1]["loss"] > run.metrics[-1]["loss"]
+    assert run.metrics[-1]["held_out_accuracy"] == run.held_out_accuracy
+    assert evaluate(run.model, run.task).loss == pytest.approx(run.results["held_out"]["loss"], abs=1e-6)
+
+
+def test_checkpoints_are_log_spaced_and_load_as_models(tmp_path):
+    run = train(TINY, tmp_path / "run")
+    assert run.checkpoints == checkpoint_steps(TINY.training) == [0, 1, 2, 5, 13]
+    assert checkpoint_steps(dataclasses.replace(TINY.training, checkpoints=0)) == []
+    start = load(run.path, step=0).model
+    fresh = build_model(TINY, load_task("winograd"))
+    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), fresh.parameters(), strict=True))
+    with pytest.raises(BadRun, match="no checkpoint at step 3; it has 0, 1, 2, 5, 13"):
+        _ = load(run.path, step=3).model
+
+
+def test_adamw_steps_equal_torchs_on_the_same_batches(tmp_path):
+    """One plain loop in torch, written out: rate, decay on matrices only, loss over all positions."""
+    recipe = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, dropout=0.0))
+    run = train(recipe, tmp_path / "run")
+    task, model = load_task("winograd"), build_model(recipe, load_task("winograd"))
+    matrices = [p for n, p in model.named_parameters() if n.split(".")[-1][0] == "W"]
+    others = [p for n, p in model.named_parameters() if n.split(".")[-1][0] != "W"]
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}], weight_decay=0.01)
+    for step in range(30):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.training.learning_rate(step)
+        optimizer.zero_grad()
+        model(task.batch(0, step, 16), return_type="loss").backward()
+        optimizer.step()
+    for (name, ours), theirs in zip(run.model.named_parameters(), model.parameters(), strict=True):
+        if not name.endswith("b_K"):  # softmax cancels it: its gradient is rounding noise, which Adam blows up
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0, msg=name)
+
+
+def test_seeds_are_kept_apart():
+    task = load_task("winograd")
+    one = build_model(TINY, task)
+    batches = build_model(dataclasses.replace(TINY, seeds=Seeds(batches=5)), task)
+    other = build_model(dataclasses.replace(TINY, seeds=Seeds(initialisation=5)), task)
+    assert torch.equal(one.W_E, batches.W_E) and not torch.equal(one.W_E, other.W_E)
+
+
+def test_several_trainings_side_by_side_equal_the_same_ones_alone(runs, tmp_path):
+    recipes = [TINY.with_seed(seed) for seed in range(3)]
+    seen = []
+    made = train_many(recipes, jobs=2, watch=lambda index, line: seen.append((index, line["step"])))
+    assert [run.seed for run in made] == [0, 1, 2] and made[2].path == runs / "tiny" / "seed-2"
+    assert {index for index, _ in seen} == {0, 1, 2}
+    assert files(made[1].path) == files(train(recipes[1], tmp_path / "alone").path)
+
+
+def test_a_script_without_a_main_guard_may_train_side_by_side(tmp_path, runs):
+    """multiprocessing runs the caller's script again in every worker, unless it is kept from it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from workbench.recipes import *\nfrom workbench.sweeps import train_many\n"
+        f"print([r.seed for r in train_many([{TINY!r}.with_seed(s) for s in range(2)], jobs=2)])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout == "[0, 1]\n", done.stderr
+
+
+def test_what_goes_wrong_in_a_process_is_said_in_the_first(runs):
+    bad = dataclasses.replace(TINY, task="winogrand")
+    with pytest.raises(WorkbenchError, match="unknown task 'winogrand'; nearest: winograd"):
+        train_many([bad, TINY], jobs=2)
+
+
+def test_a_worker_that_dies_is_said_in_one_line(runs):
+    def kill_a_worker(index, line):
+        os.kill(next(p.pid for p in multiprocessing.active_children() if p.pid), signal.SIGKILL)
+
+    slow = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, steps=100_000))
+    with pytest.raises(WorkbenchError, match="a training process was killed; what was saved is kept"):
+        train_many([slow, slow.with_seed(1)], jobs=2, watch=kill_a_worker)
+
+
+def test_weights_on_disk_are_the_models_own(tmp_path):
+    run = train(TINY, tmp_path / "run")
+    tensors, _ = read_tensors(run.path / "model.safetensors")
+    assert tensors.keys() == run.model.state_dict().keys()
+    assert "blocks.0.attn.W_Q" in tensors and tensors["blocks.0.attn.W_Q"].shape == (2, 16, 8)

@@ -1,0 +1,346 @@
+"""The command line. Errors are one line on stderr and exit code 2; nothing heavy is imported before it is needed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.recipes import Recipe
+    from workbench.tables.table import Table
+
+app = typer.Typer(
+    help="Train tiny transformers on tasks with known answers, and look inside them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+INTERRUPTED = 130  # what typer makes of Ctrl-C
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Trainings side by side; by default one a core.")]
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the trained models, shipped ones and yours."""
+    from workbench.runs import list_runs
+
+    runs, faults = list_runs()
+    rows = [
+        {
+            "model": run.name,
+            "seed": run.seed,
+            "task": run.recipe.task,
+            "held_out_accuracy": run.held_out_accuracy,
+            "parameters": run.results["parameters"],
+            "whose": "shipped" if run.shipped else "yours",
+            "about": run.recipe.about,
+            "path": str(run.path),
+        }
+        for run in runs
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _print_table(
+            ["model", "seed", "task", "held-out", "parameters", "", "about"],
+            [
+                [r["model"], str(r["seed"]), r["task"], f"{r['held_out_accuracy']:.1%}", f"{r['parameters']:,}",
+                 r["whose"], r["about"]]
+                for r in rows
+            ],
+            right={1, 3, 4},
+        )  # fmt: skip
+    for fault in faults:
+        _say(str(fault))
+
+
+@app.command()
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="A task, or a TOML file of one.")] = None,
+    split_seed: Annotated[int, typer.Option(min=0, help="Which held-out split.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """List the tasks, or show one: its truth, its sizes, and how far shortcuts get on it."""
+    from workbench.tasks import load_task, task_abouts
+
+    if name is None:
+        abouts = task_abouts()
+        if as_json:
+            print(json.dumps(abouts, indent=1))
+        else:
+            _print_table(["task", "about"], [list(item) for item in abouts.items()])
+        return
+    from workbench.tasks.shortcuts import shortcut_accuracies
+
+    task = load_task(name, split_seed)
+    shortcuts = shortcut_accuracies(task)
+    data = {
+        "task": task.name,
+        "about": task.about,
+        "truth": task.truth(),
+        "vocabulary": len(task.vocabulary),
+        "length": task.n_ctx,
+        "train": len(task.train),
+        "held_out": len(task.held_out),
+        "scored_positions": list(task.scored),
+        "roles": task.roles,
+        "example": task.decode(task.held_out[0]),
+        "chance": task.chance,
+        "shortcuts": shortcuts,
+    }
+    if as_json:
+        print(json.dumps(data, indent=1))
+        return
+    print(f"{task.name}: {task.about}\n\n  {data['example']}\n\ntruth: {data['truth']}")
+    scored = (
+        f"position {task.scored[0]}" if len(task.scored) == 1 else f"positions {task.scored[0]} to {task.scored[-1]}"
+    )
+    print(
+        f"{data['train']:,} training and {data['held_out']:,} held-out sequences of {task.n_ctx} tokens, "
+        f"vocabulary {data['vocabulary']}; the prediction made at {scored} is scored\n"
+    )
+    rows = [["chance", f"{task.chance:.1%}"], *([k, f"{v:.1%}"] for k, v in shortcuts.items())]
+    _print_table(["shortcut", "held-out"], rows, right={1})
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="A shipped recipe, or a TOML file.")],
+    seeds: Annotated[str, typer.Option(help="Such as 3, 0-4 or 0,2,5.")] = "0",
+    steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    jobs: Jobs = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with unfinished runs.")] = False,
+) -> None:
+    """Train a model from its recipe; several seeds side by side."""
+    from workbench.recipes import load_recipe
+
+    recipe = load_recipe(name)
+    if steps is not None:
+        recipe = recipe.with_steps(steps)
+    wanted = [recipe.with_seed(seed) for seed in _numbers(seeds)]
+    from workbench.sweeps import train_many
+
+    with _Bars(wanted) as bars:
+        runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch)
+    for run in runs:
+        results = run.results
+        print(
+            f"{run.name} seed {run.seed}: held-out {run.held_out_accuracy:.1%}, training "
+            f"{results['train']['accuracy']:.1%}, {results['steps']:,} steps in {results['seconds']:.0f} s → {run.path}"
+        )
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="Which table: winograd.")],
+    seeds: Annotated[int, typer.Option(help="How many.")] = 5,
+    budget: Annotated[str, typer.Option(help="quick: 2/5 of the steps, or full.")] = "full",
+    split_per_seed: Annotated[
+        bool, typer.Option("--split-per-seed", help="Hold out other pairs for every seed, not the same for all.")
+    ] = False,
+    jobs: Jobs = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON to this file; - is the terminal.")
+    ] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write CSV.")] = None,
+    md_file: Annotated[Path | None, typer.Option("--md", help="Write Markdown.")] = None,
+) -> None:
+    """Train what a table needs, side by side, and print it."""
+    from workbench.errors import UnknownName
+
+    files = {"json": json_file, "csv": csv_file, "markdown": md_file}
+    for file in files.values():
+        if file and str(file) != "-" and not file.resolve().parent.is_dir():
+            raise WorkbenchError(f"{file}: no such folder {file.parent}; make it first")
+    from workbench.tables import TABLES, winograd
+
+    if name not in TABLES:
+        raise UnknownName("table", name, TABLES)
+    command = f"workbench table {name} --seeds {seeds} --budget {budget}" + " --split-per-seed" * split_per_seed
+    wanted = [recipe for group in winograd.recipes(seeds, budget, split_per_seed).values() for recipe in group]
+    with _Bars(wanted) as bars:
+        made = TABLES[name](command, seeds, budget, split_per_seed=split_per_seed, jobs=jobs, watch=bars.watch)
+    for form, file in files.items():
+        if file:
+            _write(file, getattr(made, form)())
+    if not any(str(file) == "-" for file in files.values()):
+        _show(made)
+
+
+@app.command()
+def attention(
+    run: Annotated[str, typer.Argument(help="A model's name, or a run's folder.")],
+    prompt: Annotated[str, typer.Argument(help="Words of the model's vocabulary.")],
+    against: Annotated[str | None, typer.Option(help="A second prompt, to compare.")] = None,
+    head: Annotated[str | None, typer.Option(help="Such as 1.3; by default the mean over each block's heads.")] = None,
+    position: Annotated[int, typer.Option(help="The destination; −1 is the last word.")] = -1,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="A checkpoint.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the maps as a page that needs no network.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a destination attends to, block by block, and what the model says next."""
+    from workbench.attention_report import attention_report
+    from workbench.runs import load
+
+    prompts = [prompt] if against is None else [prompt, against]
+    report = attention_report(load(run, seed, step), prompts, head=head, destination=position)
+    if html:
+        _write(html, report.html())
+    if as_json:
+        print(json.dumps(report.data, indent=1))
+        return
+    for line in report.lines():
+        print(line)
+    _print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
+
+
+@app.command("app")
+def open_app(
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    address: Annotated[str, typer.Option(help="127.0.0.1 is this machine only.")] = "127.0.0.1",
+    headless: Annotated[bool, typer.Option("--headless", help="Do not open a browser.")] = False,
+) -> None:
+    """Open the workbench in a browser."""
+    import os
+    import subprocess
+
+    from workbench.content import content
+    from workbench.runs import runs_folder
+
+    script = content("app.py")
+    options = {
+        "server.port": str(port),
+        "server.address": address,
+        "server.headless": str(headless).lower(),
+        "server.showEmailPrompt": "false",
+    }
+    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), *flags]
+    # Streamlit reads .streamlit/config.toml from the folder it is started in
+    environment = os.environ | {"WORKBENCH_RUNS": str(runs_folder())}
+    raise typer.Exit(subprocess.run(command, cwd=script.parent, env=environment, check=False).returncode)
+
+
+def main() -> None:
+    """Run the command line, with every foreseen error as one line."""
+    try:
+        code = app(standalone_mode=False)
+    except WorkbenchError as error:
+        _say(" ".join(str(error).split()))
+        sys.exit(2)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # the parser's own errors have it; the rest are bugs, shown whole
+            raise
+        _say(" ".join(error.format_message().split()))  # type: ignore[attr-defined]
+        sys.exit(2)
+    if code == INTERRUPTED:
+        _say("stopped; what was saved is kept, and --resume goes on with a training")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _numbers(text: str) -> list[int]:
+    """Seeds from "3", "0-4" or "0,2,5"."""
+    try:
+        numbers = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+        if not numbers or len(numbers) > 10_000 or min(numbers) < 0:
+            raise ValueError
+    except ValueError:
+        raise WorkbenchError(
+            f"--seeds {text}: expected a number, a range such as 0-4, or a list such as 0,2,5"
+        ) from None
+    return list(dict.fromkeys(numbers))
+
+
+class _Bars:
+    """A progress bar a training, with loss, held-out score and the time left. Only on a terminal."""
+
+    def __init__(self, recipes: "list[Recipe]"):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.recipes = recipes
+        console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[scores]}"),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.total = self.progress.add_task("all", total=sum(r.training.steps for r in recipes) or 1, scores="")
+        self.bars: dict[int, Any] = {}
+        self.steps = [0] * len(recipes)
+
+    def __enter__(self) -> "_Bars":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def watch(self, index: int, line: dict[str, Any]) -> None:
+        recipe = self.recipes[index]
+        self.steps[index] = line["step"]
+        self.progress.update(self.total, completed=sum(self.steps))
+        if index not in self.bars:
+            self.bars[index] = self.progress.add_task(
+                f"{recipe.name} seed {recipe.seeds.initialisation}", total=recipe.training.steps, scores=""
+            )
+        loss = "" if line["loss"] is None else f"loss {line['loss']:.3f}  "
+        self.progress.update(
+            self.bars[index],
+            completed=line["step"],
+            scores=f"{loss}held-out {line['held_out_accuracy']:.1%}",
+            visible=line["step"] < recipe.training.steps,
+        )
+
+
+def _show(made: "Table") -> None:
+    columns = made.columns
+    rows = [[column.cell(row) for column in columns] for row in made.data["rows"]]
+    _print_table([column.heading for column in columns], rows, right=set(range(1, len(columns) - 1)) - {3})
+    for note in made.data["notes"]:
+        print(f"· {note}")
+
+
+def _print_table(headings: list[str], rows: list[list[str]], right: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    for i, heading in enumerate(headings):
+        shown.add_column(heading, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    console = Console() if Console().is_terminal else Console(width=240)
+    with console.capture() as captured:
+        console.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n") if line.strip()))
+
+
+def _write(file: Path, text: str) -> None:
+    if str(file) == "-":
+        print(text, end="")
+        return
+    from workbench.runs import write_atomic
+
+    try:
+        write_atomic(file, text.encode())
+    except OSError as error:
+        raise WorkbenchError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,106 @@
+"""Prompts as words: shaded by how much one position looks at each, or marked with what sets two prompts apart. HTML."""
+
+import html
+from collections.abc import Mapping, Sequence
+
+from workbench.figures import style
+
+STYLE = f"""<style>
+.wb-line {{ display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1.1rem; margin: .1rem 0 .35rem; }}
+.wb-words {{ display: flex; flex-wrap: wrap; gap: .2rem .12rem; }}
+.wb-words {{ font: .84rem/1.35 {style.MONOSPACE}; }}
+.wb-letter {{ flex: 0 0 1rem; font-size: .9rem; opacity: .65; }}
+.wb-word {{ display: inline-flex; flex-direction: column; align-items: center; }}
+.wb-word {{ padding: .05rem .22rem; border-radius: .2rem; box-sizing: border-box; }}
+.wb-word small {{ font-size: .72rem; opacity: .75; font-variant-numeric: tabular-nums; }}
+.wb-index {{ font-size: .68rem; opacity: .6; margin-right: .35em; }}
+.wb-token {{ border-bottom: 2px solid transparent; white-space: pre; }}
+.wb-later {{ opacity: .38; }}
+.wb-at {{ box-shadow: inset 0 0 0 1.5px {style.GREY}; }}
+.wb-differs {{ box-shadow: inset 0 0 0 1px {style.FAINT}; font-weight: 650; }}
+.wb-next {{ font-size: .88rem; white-space: nowrap; font-variant-numeric: tabular-nums; }}
+.wb-next b {{ font-weight: 600; }}
+.wb-next span {{ opacity: .65; margin-left: .7rem; }}
+.wb-title {{ font-size: .88rem; font-weight: 600; margin: .55rem 0 .1rem; }}
+.wb-key {{ font-size: .82rem; opacity: .8; display: flex; gap: .2rem 1.1rem; flex-wrap: wrap; }}
+.wb-key i {{ display: inline-block; width: .9rem; height: 3px; margin-right: .35rem; vertical-align: middle; }}
+</style>"""
+
+SHADE = 0.6
+"""Opacity behind a word of attention 1: the word itself must stay legible on both themes."""
+
+
+def shaded_words(
+    tokens: Sequence[str],
+    weights: Sequence[float],
+    letter: str = "",
+    roles: Mapping[str, int] | None = None,
+    other: Sequence[str] | None = None,
+) -> str:
+    """A prompt, each word shaded by its weight 0 … 1 with the number under it; the last weight is the destination's.
+
+    Words after the destination are faint: it cannot see them. Where `other` has as many words, each takes the room
+    of the longer of the two, so that two lines stand in columns. In a long prompt numbers below 0.005 are left out.
+    """
+    at, parts, indexed = len(weights) - 1, [], style.repeats(tokens)
+    for i, token in enumerate(tokens):
+        longer = max(len(style.visible(t)) for t in (token, other[i] if other and len(other) == len(tokens) else token))
+        css = f"min-width: calc({max(4, longer + 3 * indexed[i])}ch + .5rem)"
+        if i > at:
+            parts.append(_word(token, i, indexed[i], roles, "wb-later", css))
+        else:
+            css += f"; background: {style.rgba(style.INDIGO, SHADE * weights[i])}"
+            number = f"{weights[i]:.2f}" if len(tokens) <= style.MAX_TOUCH or weights[i] >= 0.005 else "&nbsp;"
+            parts.append(_word(token, i, indexed[i], roles, "wb-at" if i == at else "", css, number))
+    return _line(letter, "".join(parts))
+
+
+def prompt_line(
+    tokens: Sequence[str],
+    destination: int,
+    next_words: Sequence[tuple[str, float]],
+    letter: str = "",
+    other: Sequence[str] | None = None,
+    roles: Mapping[str, int] | None = None,
+) -> str:
+    """A prompt with its destination framed, the words in which it differs from `other` marked, and what comes next."""
+    differs = style.differing(tokens, other or [])
+    kinds = ["wb-at" if i == destination else "wb-differs" if i in differs else "" for i in range(len(tokens))]
+    words = "".join(_word(tokens[i], i, False, roles, kind) for i, kind in enumerate(kinds))
+    (first, probability), *rest = next_words
+    said = f"▸ <b>{style.escaped(first)}</b> {style.percent(probability)}"
+    said += "".join(f"<span>{style.escaped(word)} {style.percent(p)}</span>" for word, p in rest)
+    return _line(letter, words, f'<div class="wb-next">{said}</div>')
+
+
+def key(destination: int, tokens: Sequence[str], roles: Mapping[str, int]) -> str:
+    """What the frame, the percentages and the thin underlines mean."""
+    marks = "".join(
+        f'<span><i style="background:{style.role_color(role)}"></i>{html.escape(role)}</span>'
+        for role, position in roles.items()
+        if position < len(tokens)
+    )
+    what = f"<span>% = probability of the next word after {destination} ‘{style.escaped(tokens[destination])}’</span>"
+    return f'<div class="wb-key">{what}{marks}</div>'
+
+
+def title(text: str) -> str:
+    return f'<div class="wb-title">{html.escape(text)}</div>'
+
+
+def _line(letter: str, words: str, after: str = "") -> str:
+    label = f'<div class="wb-letter">{html.escape(letter)}</div>' if letter else ""
+    return f'<div class="wb-line">{label}<div class="wb-words">{words}</div>{after}</div>'
+
+
+def _word(
+    token: str, i: int, indexed: bool, roles: Mapping[str, int] | None, kind: str, css: str = "", under: str = ""
+) -> str:
+    index = f'<span class="wb-index">{i}</span>' if indexed else ""
+    role = next((role for role, position in (roles or {}).items() if position == i), "")
+    line = f' style="border-color:{style.role_color(role)}" title="{html.escape(role)}"' if role else ""
+    below = f"<small>{under}</small>" if under else ""
+    return (
+        f'<span class="wb-word {kind}" style="{css}"><span>{index}'
+        f'<span class="wb-token"{line}>{style.escaped(token)}</span></span>{below}</span>'
+    )

@@ -1,0 +1,318 @@
+"""A recipe says everything that makes a model: task, architecture, training, seeds. TOML → frozen dataclasses.
+
+    about = "two blocks, attention and feed-forward"
+    task = "winograd"
+
+    [model]
+    n_layers = 2
+    n_heads = 4
+    d_model = 64
+
+    [training]
+    steps = 1500
+    lr = 1e-3
+
+    [seeds]
+    initialisation = 0
+
+Every field has a default; unknown and contradictory ones are refused by name. The hash of a recipe covers every
+field that changes the weights (all but `name` and `about`), so two runs with one hash are the same experiment.
+This module imports neither torch nor TransformerLens.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from workbench.content import content
+from workbench.errors import BadRecipe, UnknownName, WorkbenchError
+
+Norm = Literal["none", "pre", "post"]
+Positions = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "shortformer"]
+Attention = Literal["softmax", "softmax-unscaled", "uniform"]
+QueryKey = Literal["separate", "tied", "identity"]
+ValueOutput = Literal["value-output", "value", "identity"]
+Activation = Literal["gelu", "gelu-tanh", "relu"]
+Initialisation = Literal["torch", "gpt2", "normal", "by-hand"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture. `n_ctx` and `d_vocab` are the task's unless given."""
+
+    n_layers: int = 2
+    """Blocks; 0 is embedding → unembedding, a bigram model."""
+    n_heads: int = 4
+    d_model: int = 64
+    """Width of the residual stream."""
+    d_head: int = 0
+    """Width of a head; 0 means d_model / n_heads."""
+    d_mlp: int = -1
+    """Neurons in a feed-forward layer; -1 means 4 · d_model, 0 means attention-only."""
+    n_ctx: int = 0
+    """Longest sequence in tokens; 0 means the task's."""
+    d_vocab: int = 0
+    """Vocabulary size; 0 means the task's."""
+    norm: Norm = "pre"
+    """LayerNorm before each sub-layer and at the end, after each addition, or none."""
+    positions: Positions = "learned"
+    attention: Attention = "softmax"
+    """Softmax of q·k/√d_head, of q·k, or the uniform average over all earlier tokens and oneself."""
+    query_key: QueryKey = "separate"
+    """W_Q and W_K separate; one matrix for both; or raw x·x, each head on its own slice of the stream."""
+    value_output: ValueOutput = "value-output"
+    """W_V and W_O; W_V alone, heads concatenated; or neither: each head averages its own slice of the stream."""
+    residual: bool = True
+    """Sub-layers add to the residual stream; false: they replace the token."""
+    bias_qkv: bool = True
+    bias_out: bool = True
+    """Biases of attention's output and of the feed-forward layer."""
+    bias_unembed: bool = False
+    activation: Activation = "gelu"
+    tied_unembedding: bool = False
+    """W_U = W_Eᵀ."""
+    dropout: float = 0.0
+    init: Initialisation = "torch"
+    """torch: embeddings N(0, 1), matrices U(±1/√fan-in). gpt2: N(0, 0.02), matrices that write to the residual
+    stream divided by √(2 · n_layers). normal: N(0, 0.8/√d_model). by-hand: weights written out by workbench.by_hand."""
+    init_scale: float = 1.0
+    """Factor on every initial weight but LayerNorm's."""
+
+    def __post_init__(self) -> None:
+        if self.d_head == 0:
+            if self.n_heads < 1 or self.d_model % self.n_heads:
+                raise BadRecipe(
+                    f"n_heads = {self.n_heads} does not divide d_model = {self.d_model}; "
+                    "choose a divisor, or give d_head"
+                )
+            object.__setattr__(self, "d_head", self.d_model // self.n_heads)
+        if self.d_mlp == -1:
+            object.__setattr__(self, "d_mlp", 4 * self.d_model)
+        for name, least in {
+            "n_layers": 0, "n_heads": 1, "d_model": 1, "d_head": 1, "d_mlp": 0, "n_ctx": 0, "d_vocab": 0,
+        }.items():  # fmt: skip
+            if getattr(self, name) < least:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected at least {least}")
+        if not 0 <= self.dropout < 1:
+            raise BadRecipe(f"dropout = {self.dropout}: expected a rate from 0 up to, not including, 1")
+        sliced = self.n_heads * self.d_head == self.d_model
+        for clash, why in {
+            self.positions == "rotary" and self.d_head % 2 == 1:
+                f'positions = "rotary" turns pairs, but d_head = {self.d_head} is odd',
+            self.attention == "uniform" and self.positions in ("rotary", "alibi"):
+                f'attention = "uniform" has no scores for positions = "{self.positions}" to act on',
+            self.attention == "uniform" and self.query_key != "separate":
+                f'attention = "uniform" has no queries and keys: query_key = "{self.query_key}" contradicts it',
+            self.query_key == "identity" and not sliced:
+                'query_key = "identity" needs n_heads · d_head = d_model',
+            self.value_output != "value-output" and not sliced:
+                f'value_output = "{self.value_output}" needs n_heads · d_head = d_model',
+            self.positions == "shortformer" and (self.query_key == "identity" or self.attention == "uniform"):
+                'positions = "shortformer" adds positions to queries and keys: '
+                'query_key = "identity" and attention = "uniform" contradict it',
+            self.positions in ("shortformer", "rotary", "alibi") and self.n_layers == 0:
+                f'positions = "{self.positions}" act in attention: n_layers = 0 contradicts it',
+        }.items():  # fmt: skip
+            if clash:
+                raise BadRecipe(why)
+
+    @property
+    def attn_only(self) -> bool:
+        return self.d_mlp == 0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """AdamW on the mean next-token loss over all positions."""
+
+    steps: int = 1500
+    batch: int = 64
+    """Sequences a step."""
+    lr: float = 1e-3
+    """Highest learning rate."""
+    warmup: int = 0
+    """Steps of linear warm-up from 0."""
+    schedule: Schedule = "constant"
+    """After warm-up: constant, linear to 0, or cosine to 0."""
+    weight_decay: float = 0.01
+    """On matrices; biases and LayerNorm are exempt."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    clip: float = 0.0
+    """Largest norm of the whole gradient; 0 means no clipping."""
+    log_every: int = 50
+    """Steps between two lines of metrics.jsonl."""
+    save_every: int = 250
+    """Steps between two saved trainer states, from which an interrupted run goes on."""
+    checkpoints: int = 0
+    """How many checkpoints to keep, log-spaced over training (0 is none; the last one is the model itself)."""
+
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "batch": 1, "warmup": 0, "log_every": 1, "save_every": 1, "checkpoints": 0, "clip": 0,
+                 "weight_decay": 0, "beta1": 0, "beta2": 0}  # fmt: skip
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected at least {low}")
+        if self.lr <= 0:
+            raise BadRecipe(f"lr = {self.lr}: expected a learning rate above 0")
+        if max(self.beta1, self.beta2) >= 1:
+            raise BadRecipe(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected rates below 1")
+        if self.warmup > self.steps:
+            raise BadRecipe(f"warmup = {self.warmup} is longer than the training, steps = {self.steps}")
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of update `step` (0 is the first)."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Kept apart, so that one can vary while the others stay."""
+
+    split: int = 0
+    """What is held out, and what generated tasks draw as their truth."""
+    initialisation: int = 0
+    batches: int = 0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if getattr(self, f.name) < 0:
+                raise BadRecipe(f"seeds.{f.name} = {getattr(self, f.name)}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    """The file's, or its folder's; not a field of the TOML."""
+    task: str
+    about: str = ""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    seeds: Seeds = field(default_factory=Seeds)
+
+    def with_seed(self, seed: int, *, split: bool = False) -> "Recipe":
+        """The same experiment from another seed: initialisation and batches, and the split too if asked."""
+        seeds = Seeds(seed if split else self.seeds.split, seed, seed)
+        return dataclasses.replace(self, seeds=seeds)
+
+    def with_steps(self, steps: int) -> "Recipe":
+        """The same recipe at another budget; a warm-up shrinks or grows with it."""
+        if steps < 1:
+            raise BadRecipe(f"steps = {steps}: expected at least 1")
+        if not self.training.steps:
+            return self
+        warmup = round(self.training.warmup * steps / self.training.steps)
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, steps=steps, warmup=warmup))
+
+    @property
+    def sha256(self) -> str:
+        """Of every field that changes the weights."""
+        return _sha256({k: v for k, v in self.to_dict().items() if k not in ("name", "about")})
+
+    @property
+    def experiment(self) -> str:
+        """The hash of what all seeds of one experiment share: everything but initialisation and batches."""
+        return self.with_seed(0).sha256
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_toml(self) -> str:
+        """The whole recipe, every default spelt out."""
+        lines = [f"{key} = {json.dumps(getattr(self, key), ensure_ascii=False)}" for key in ("about", "task")]
+        for section in ("model", "training", "seeds"):
+            lines += ["", f"[{section}]"]
+            for key, value in dataclasses.asdict(getattr(self, section)).items():
+                lines.append(f"{key} = {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """A shipped recipe by name, or any TOML file by path.
+
+    Raises: UnknownName with the nearest names; BadRecipe naming the field.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or path.is_file():
+        name = path.parent.name if path.stem == "recipe" else path.stem
+        if not path.is_file():
+            raise BadRecipe(f"{path}: no such recipe file")
+    else:
+        name = str(name_or_path)
+        if name not in recipe_names():
+            raise UnknownName("model", name, recipe_names())
+        path = content("models") / name / "recipe.toml"
+    return read_recipe(path, name)
+
+
+def read_recipe(path: Path, name: str) -> Recipe:
+    """Parse one recipe file into the recipe of this name."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise BadRecipe(f"{path}: not a readable TOML file ({error})") from None
+    return parse_recipe(raw, name, str(path))
+
+
+def parse_recipe(raw: dict[str, Any], name: str, where: str) -> Recipe:
+    """Build a recipe from plain data, refusing what it does not know. `where` opens the error messages."""
+    sections = {"model": ModelConfig, "training": TrainingConfig, "seeds": Seeds}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in sections:
+            if not isinstance(value, dict):
+                raise BadRecipe(f"{where}: {key} must be a section, [{key}]")
+            try:
+                values[key] = sections[key](**_checked(value, sections[key], f"[{key}] "))
+            except WorkbenchError as error:
+                raise BadRecipe(f"{where}: {error}") from None
+        elif key == "name":
+            raise BadRecipe(f"{where}: a recipe is named by its file or folder; remove the field name")
+        else:
+            values |= _checked({key: value}, Recipe, f"{where}: ")
+    if "task" not in values:
+        raise BadRecipe(f'{where}: no task given; add a line such as task = "winograd"')
+    return Recipe(name=name, **values)
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(p.parent.name for p in content("models").glob("*/recipe.toml"))
+
+
+def _checked(raw: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """The fields of a dataclass from TOML values: names known, types right (an integer may stand for a float)."""
+    types = {f.name: f.type for f in fields(kind)}
+    for key, value in raw.items():
+        if key not in types:
+            raise BadRecipe(f"{where}{UnknownName('field', key, types)}")
+        expected: Any = types[key]
+        if get_origin(expected) is Literal:
+            if value not in get_args(expected):
+                raise BadRecipe(f"{where}{key} = {json.dumps(value)}: expected one of {', '.join(get_args(expected))}")
+        elif expected is float and type(value) is int:
+            raw = raw | {key: float(value)}
+        elif type(value) is not expected:
+            raise BadRecipe(f"{where}{key} = {json.dumps(value, default=str)}: expected {_article(expected)}")
+        elif expected is float and not abs(value) < float("inf"):
+            raise BadRecipe(f"{where}{key} = {value}: expected a finite number")
+    return raw
+
+
+def _article(kind: type) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+
+
+def _sha256(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

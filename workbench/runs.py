@@ -1,0 +1,265 @@
+"""A trained model on disk. A run is a folder:
+
+    recipe.toml            what was asked, every default spelt out
+    model.safetensors      the weights
+    run.json               what came out: scores, seconds, versions, hashes; written last: if it is there, all is
+    metrics.jsonl          one line a logged step
+    checkpoints/           weights during training, step-000400.safetensors
+    trainer.safetensors    only while unfinished: weights, optimizer and step, all that going on needs, in one file
+
+Shipped runs lie in models/NAME, yours in runs/NAME/seed-N (or under $WORKBENCH_RUNS); yours come first. Nothing is
+pickled, and every write is atomic: a temporary file, flushed to disk, renamed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.content import content
+from workbench.errors import BadRun, UnknownName, WorkbenchError
+from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names
+from workbench.tasks import load_task, task_sha256
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from workbench.tasks.task import Task
+    from workbench.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. Model and task are read when first asked for."""
+
+    path: Path
+    recipe: Recipe
+    results: dict[str, Any]
+    """What run.json holds."""
+    step: int | None = None
+    """The checkpoint whose weights `model` has; None is the end of training."""
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seeds.initialisation
+
+    @property
+    def shipped(self) -> bool:
+        """Part of the project, or yours."""
+        return self.path.parent == content("models")
+
+    @property
+    def key(self) -> str:
+        """Changes whenever the weights do: what caches go by."""
+        return f"{self.results['weights_sha256']}@{self.step}"
+
+    @property
+    def held_out_accuracy(self) -> float:
+        return self.results["held_out"]["accuracy"]
+
+    @cached_property
+    def task(self) -> "Task":
+        return load_task(self.recipe.task, self.recipe.seeds.split)
+
+    @cached_property
+    def model(self) -> "Transformer":
+        """In evaluation mode, on the CPU."""
+        weights = self.path / "model.safetensors"
+        if self.step is not None:
+            if self.step not in self.checkpoints:
+                have = ", ".join(str(step) for step in self.checkpoints) or "none"
+                raise BadRun(f"{self.path} has no checkpoint at step {self.step}; it has {have}")
+            weights = checkpoint_path(self.path, self.step)
+        elif _sha256(weights) != self.results["weights_sha256"]:
+            raise BadRun(f"{weights} is damaged: its hash is not the one in run.json; train it again")
+        model = build_model(self.recipe, self.task)
+        model.load_state_dict(read_tensors(weights)[0])
+        return model.eval()
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """The steps whose weights were kept."""
+        return sorted(int(p.stem.removeprefix("step-")) for p in self.path.glob("checkpoints/step-*.safetensors"))
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dict a logged step: step, loss, lr, held_out_loss, held_out_accuracy."""
+        return read_metrics(self.path)
+
+    def encode(self, text: str) -> "Int[Tensor, '1 position']":
+        return self.task.encode(text)
+
+    def decode(self, tokens: "Int[Tensor, '*one position']") -> str:
+        return self.task.decode(tokens)
+
+    def str_tokens(self, tokens: "Int[Tensor, '*one position']") -> list[str]:
+        return self.task.str_tokens(tokens)
+
+
+def load(name_or_path: str | Path, seed: int | None = None, step: int | None = None) -> Run:
+    """A run by name (yours before the shipped one), by name and seed, or by the path of its folder.
+
+    `step` loads a checkpoint instead of the final weights. Raises: UnknownName with the nearest names; BadRun if the
+    run is missing, unfinished or damaged.
+    """
+    path, name = Path(name_or_path), str(name_or_path)
+    if (path / "recipe.toml").exists():
+        run = _read(path.resolve(), step)
+        if seed not in (None, run.seed):
+            raise BadRun(f"{path} has seed {run.seed}, not {seed}")
+        return run
+    yours = runs_folder() / name / f"seed-{seed or 0}"
+    if yours.is_dir():
+        return _read(yours, step)
+    shipped = content("models") / name
+    if shipped.is_dir() and name in recipe_names():
+        if seed or not (shipped / "run.json").exists():
+            raise BadRun(
+                f"{name} with seed {seed or 0} is not trained; run: workbench train {name} --seeds {seed or 0}"
+            )
+        return _read(shipped, step)
+    if path.name != name or path.is_dir():
+        raise BadRun(
+            f"{name_or_path}: no run there; a run is a folder with recipe.toml, model.safetensors and run.json"
+        )
+    raise UnknownName("model", name, {*recipe_names(), *(p.parent.name for p in runs_folder().glob("*/seed-*"))})
+
+
+def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
+    """Every finished run, yours before the shipped ones, and what is wrong with those that cannot be read."""
+    runs, faults = [], []
+    for folder in _run_folders():
+        if (folder / "run.json").exists():
+            try:
+                runs.append(_read(folder, None))
+            except WorkbenchError as error:
+                faults.append(error)
+    return runs, faults
+
+
+def runs_folder() -> Path:
+    return Path(os.environ.get("WORKBENCH_RUNS", "runs")).resolve()
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where this recipe's run belongs. A shipped recipe that was changed gets a name of its own from its hash."""
+    name = recipe.name
+    if name in recipe_names() and load_recipe(name).experiment != recipe.experiment:
+        name = f"{name}-{recipe.experiment[:8]}"
+    return runs_folder() / name / f"seed-{recipe.seeds.initialisation}"
+
+
+def build_model(recipe: Recipe, task: "Task") -> "Transformer":
+    """The untrained model of a recipe: sizes from the task, initial weights from the seed, or written by hand."""
+    from dataclasses import replace
+
+    from workbench.transformer import Transformer
+
+    sizes = {"n_ctx": recipe.model.n_ctx or task.n_ctx, "d_vocab": recipe.model.d_vocab or len(task.vocabulary)}
+    if sizes["n_ctx"] < task.n_ctx or sizes["d_vocab"] < len(task.vocabulary):
+        raise BadRun(
+            f"n_ctx = {sizes['n_ctx']}, d_vocab = {sizes['d_vocab']}: too small for {task.name}, "
+            f"which has sequences of {task.n_ctx} and a vocabulary of {len(task.vocabulary)}"
+        )
+    model = Transformer(replace(recipe.model, **sizes), task.vocabulary, seed=recipe.seeds.initialisation)
+    if recipe.model.init == "by-hand":
+        from workbench.by_hand import write_weights
+
+        write_weights(model, task)
+    return model
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line torn by a crash is left out."""
+    file = path / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    metrics = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            metrics.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise BadRun(f"{file} is damaged in line {number}") from None
+    return metrics
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """The old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: "dict[str, torch.Tensor]", metadata: dict[str, str] | None = None) -> str:
+    """Write safetensors atomically; returns the file's sha256."""
+    from safetensors.torch import save
+
+    # a tied weight appears under two names, and safetensors refuses shared memory
+    data = save({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, metadata)
+    write_atomic(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_tensors(path: Path) -> "tuple[dict[str, torch.Tensor], dict[str, str]]":
+    """Tensors and metadata of a safetensors file. Raises: BadRun if it is missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BadRun(f"{path} is missing or damaged ({error}); train it again") from None
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:06}.safetensors"
+
+
+def _run_folders() -> Iterator[Path]:
+    yield from sorted(p for p in runs_folder().glob("*/seed-*") if p.is_dir())
+    yield from (content("models") / name for name in recipe_names())
+
+
+def _read(path: Path, step: int | None) -> Run:
+    if not (path / "recipe.toml").exists():
+        raise BadRun(f"{path} is damaged: recipe.toml is missing")
+    name = path.parent.name if path.name.startswith("seed-") else path.name
+    recipe = read_recipe(path / "recipe.toml", name)
+    if not (path / "run.json").exists():
+        raise BadRun(
+            f"{path} is not finished; to go on: "
+            f"workbench train {recipe.name} --seeds {recipe.seeds.initialisation} --resume"
+        )
+    try:
+        results = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        if results["recipe_sha256"] != recipe.sha256:
+            raise BadRun(f"{path}: recipe.toml was changed after training; its hash is not the one in run.json")
+        if results["task_sha256"] != task_sha256(recipe.task):
+            raise BadRun(f"{path}: the task {recipe.task} was changed after training; train it again")
+        _ = float(results["held_out"]["accuracy"]), results["weights_sha256"].encode()
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BadRun(f"{path / 'run.json'} is damaged ({type(error).__name__}: {error}); train it again") from None
+    return Run(path, recipe, results, step)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        raise BadRun(f"{path} is missing; train it again") from None

@@ -1,0 +1,81 @@
+"""Training many recipes side by side: processes, one thread each."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.recipes import Recipe
+from workbench.runs import Run, load, read_metrics, run_folder
+from workbench.training import train
+
+Watch = Callable[[int, dict[str, Any]], None]
+"""Called with the index of a recipe and its newest line of metrics."""
+
+
+def train_many(
+    recipes: Sequence[Recipe], *, jobs: int | None = None, resume: bool = True, watch: Watch | None = None
+) -> list[Run]:
+    """Train every recipe that is not trained yet; their runs, in order. By default on all cores.
+
+    Progress is read from the runs' own metrics files. Raises what the first failing training raises.
+    """
+    seen: Watch = watch or (lambda index, line: None)
+    folders = [run_folder(recipe) for recipe in recipes]
+    jobs = min(jobs or os.cpu_count() or 1, len(recipes))
+    if jobs <= 1:
+        return [train(r, resume=resume, progress=partial(seen, i)) for i, r in enumerate(recipes)]
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":  # one import of torch and TransformerLens for all workers
+        context.set_forkserver_preload(["workbench.training"])
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+        with _without_main():
+            futures = [pool.submit(_train, *job, resume) for job in zip(recipes, folders, strict=True)]
+        try:
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, timeout=0.5)
+                for future in done:
+                    future.result()
+                for index, folder in enumerate(folders):
+                    if futures[index].running() or futures[index] in done:
+                        for line in read_metrics(folder)[-1:]:
+                            seen(index, line)
+        except BrokenProcessPool:
+            raise WorkbenchError("a training process was killed; what was saved is kept, --resume goes on") from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+    return [load(folder) for folder in folders]
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start workers without the caller's script: multiprocessing would run it again in each of them, and a script
+    without an `if __name__ == "__main__"` would train for ever. Workers need nothing of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _train(recipe: Recipe, folder: Path, resume: bool) -> None:
+    train(recipe, folder, resume=resume)
+
+
+def _leave_interrupts_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,143 @@
+"""The Winograd table: who waited, by models of growing ability, scored on noun pairs never seen in this order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.recipes import Recipe, load_recipe
+from workbench.runs import Run
+from workbench.statistics import interval
+from workbench.sweeps import Watch, train_many
+from workbench.tables.table import Column, Row, Table, percent
+from workbench.tasks import load_task
+from workbench.tasks.shortcuts import shortcut_accuracies
+from workbench.training import versions
+
+MODELS = (
+    "winograd-average",
+    "winograd-1",
+    "winograd-2",
+    "winograd-1-attn",
+    "winograd-1-attn-long",
+    "winograd-1-hand",
+    "winograd-2-attn",
+    "winograd-leaky-average",
+    "winograd-leaky-1",
+)
+BUDGETS = {"quick": 0.4, "full": 1.0}
+"""Share of the recipe's steps."""
+
+NOTES = (
+    "held-out: percent of held-out sentences whose next word after `so the` is right; every seed's value is given",
+    "interval: 95 %, percentile bootstrap over seeds and noun pairs (the eight sentences of a pair err together); "
+    "where no sentence was wrong, or none right, Wilson's bound with the pairs as the sample",
+    "wrong noun, other word: what was said instead, percent of held-out sentences",
+    "chance: a guess between the two nouns; bag, look-back: the best a bag of words and a fixed look-back reach",
+    "winograd-1-hand is written by hand, not trained, and winograd-1-attn-long starts small and learns faster: one "
+    "layer of attention can; winograd-1-attn shows the plateau of its recipe, not a limit",
+)
+
+
+def recipes(seeds: int, budget: str, split_per_seed: bool = False) -> dict[str, list[Recipe]]:
+    """The recipes behind the table, by model; a model without training has one seed, since all would be the same.
+
+    Raises: WorkbenchError for a seed count below 1 or an unknown budget.
+    """
+    if seeds < 1:
+        raise WorkbenchError(f"--seeds {seeds}: expected at least 1")
+    if budget not in BUDGETS:
+        raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
+    wanted = {}
+    for name in MODELS:
+        recipe = load_recipe(name)
+        steps = round(recipe.training.steps * BUDGETS[budget])
+        scaled = recipe if budget == "full" or not steps else recipe.with_steps(steps)
+        numbers = range(seeds if recipe.training.steps else 1)
+        wanted[name] = [scaled.with_seed(seed, split=split_per_seed) for seed in numbers]
+    return wanted
+
+
+def winograd_table(
+    command: str, seeds: int, budget: str, *, split_per_seed: bool = False, jobs: int | None = None,
+    watch: Watch | None = None,
+) -> Table:  # fmt: skip
+    """Train what is not trained yet, side by side, and tabulate. `command` is printed with the table."""
+    wanted = recipes(seeds, budget, split_per_seed)
+    runs = iter(train_many([recipe for group in wanted.values() for recipe in group], jobs=jobs, watch=watch))
+    rows = [_row(name, budget, [next(runs) for _ in group]) for name, group in wanted.items()]
+    data = {
+        "table": "winograd",
+        "title": "The Winograd task, held out",
+        "command": command,
+        "versions": versions(),
+        "notes": list(NOTES),
+        "rows": rows,
+    }
+    return Table(data, COLUMNS)
+
+
+def _row(name: str, budget: str, runs: Sequence[Run]) -> Row:
+    results = [run.results for run in runs]
+    accuracies = [r["held_out"]["accuracy"] for r in results]
+    by_seed = [{k: (n, a) for k, (n, a) in r["held_out"]["by_cluster"].items()} for r in results]
+    task = load_task(runs[0].recipe.task, runs[0].recipe.seeds.split)
+    return {
+        "model": name,
+        "about": runs[0].recipe.about,
+        "task": task.name,
+        "budget": budget,
+        "seeds": [run.seed for run in runs],
+        "held_out_accuracy": {
+            "mean": _mean(accuracies),
+            "min": min(accuracies),
+            "max": max(accuracies),
+            "interval": list(interval(by_seed)),
+            "per_seed": accuracies,
+        },
+        "wrong_noun": _mean([r["held_out"]["rates"]["wrong_noun"] for r in results]),
+        "other_word": _mean([r["held_out"]["rates"]["other_word"] for r in results]),
+        "train_accuracy": _mean([r["train"]["accuracy"] for r in results]),
+        "chance": task.chance,
+        "shortcuts": shortcut_accuracies(task),
+        "held_out_sentences": len(task.held_out),
+        "held_out_pairs": len(by_seed[0]),
+        "parameters": results[0]["parameters"],
+        "steps": results[0]["steps"],
+        "seconds": _mean([r["seconds"] for r in results]),
+        "recipe_sha256": runs[0].recipe.experiment,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _interval(row: Row) -> str:
+    low, high = row["held_out_accuracy"]["interval"]
+    return f"{percent(low)}–{percent(high)}"
+
+
+def _seeds(row: Row) -> str:
+    return " ".join(percent(a) for a in row["held_out_accuracy"]["per_seed"])
+
+
+def _shortcut(name: str) -> Any:
+    return lambda row: percent(row["shortcuts"][name])
+
+
+COLUMNS = (
+    Column("model", lambda row: row["model"]),
+    Column("held-out %", lambda row: percent(row["held_out_accuracy"]["mean"])),
+    Column("95 %", _interval),
+    Column("each seed", _seeds),
+    Column("wrong noun", lambda row: percent(row["wrong_noun"])),
+    Column("other word", lambda row: percent(row["other_word"])),
+    Column("training %", lambda row: percent(row["train_accuracy"])),
+    Column("chance", lambda row: percent(row["chance"])),
+    Column("bag", _shortcut("bag of words")),
+    Column("look-back", _shortcut("fixed look-back")),
+    Column("parameters", lambda row: f"{row['parameters']:,}"),
+    Column("steps", lambda row: f"{row['steps']:,}"),
+    Column("seconds", lambda row: f"{row['seconds']:.0f}"),
+    Column("budget", lambda row: row["budget"]),
+)

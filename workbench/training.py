@@ -1,0 +1,295 @@
+"""Training: AdamW on next-token loss, made so that going on after a crash ends in the very same weights.
+
+Everything random is a pure function of the recipe: initial weights of `seeds.initialisation`, batch t of
+(`seeds.batches`, t), dropout of the same pair. The trainer's state (weights, optimizer, step) is one file, written
+atomically. So a run that is stopped anywhere, by Ctrl-C or by a power cut, and resumed from its last saved state
+repeats the lost steps exactly.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+import workbench
+from workbench.errors import BadRun, WorkbenchError
+from workbench.recipes import Recipe, TrainingConfig, read_recipe
+from workbench.runs import (
+    Run,
+    build_model,
+    checkpoint_path,
+    load,
+    read_metrics,
+    read_tensors,
+    run_folder,
+    write_atomic,
+    write_tensors,
+)
+from workbench.tasks import load_task, task_sha256
+from workbench.tasks.task import Scores, Task
+from workbench.transformer import Transformer
+
+Progress = Callable[[dict[str, Any]], None]
+"""Called with each line of metrics as it is written."""
+
+
+def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, progress: Progress | None = None) -> Run:
+    """Train a recipe, or return its run if it is already trained.
+
+    `resume` goes on with an unfinished run instead of refusing it. Uses one thread: a tiny model gains nothing from a
+    second one, and results would depend on their number.
+
+    Raises: BadRun if the folder holds an unfinished run (without `resume`) or one made from another recipe.
+    """
+    folder = folder or run_folder(recipe)
+    saved = _prepare(folder, recipe, resume)
+    if (folder / "run.json").exists():
+        return load(folder)
+    with _single_thread(), torch.random.fork_rng(devices=[]):
+        trainer = Trainer.start(recipe, folder) if saved is None else Trainer.resume(recipe, folder, *saved)
+        trainer.run(progress or (lambda line: None))
+    return load(folder)
+
+
+def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example position"] | None = None) -> Scores:
+    """The task's scores of a model, on the held-out sequences unless others are given."""
+    tokens = task.held_out if tokens is None else tokens
+    visible = tokens[:, : max(task.scored) + 1]
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(chunk) for chunk in visible.split(512)])
+    model.train(was_training)
+    return task.score(logits, tokens)
+
+
+def checkpoint_steps(training: TrainingConfig) -> list[int]:
+    """Log-spaced steps from 1 to the last but one: 0, 1, 2, 4 … thinned or thickened to `checkpoints` of them."""
+    n, last = training.checkpoints, training.steps
+    if not n or not last:
+        return []
+    return sorted({0, *(round(last ** (i / n)) for i in range(n))} - {last})
+
+
+@dataclass
+class Trainer:
+    """The state of a training run between two steps."""
+
+    recipe: Recipe
+    folder: Path
+    task: Task
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    """Updates made."""
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    """Training losses since the last logged step."""
+
+    @classmethod
+    def start(cls, recipe: Recipe, folder: Path) -> "Trainer":
+        task = load_task(recipe.task, recipe.seeds.split)
+        model = build_model(recipe, task)
+        write_atomic(folder / "recipe.toml", recipe.to_toml().encode())
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
+
+    @classmethod
+    def resume(cls, recipe: Recipe, folder: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> "Trainer":
+        task = load_task(recipe.task, recipe.seeds.split)
+        model = build_model(recipe, task)
+        part = lambda prefix: {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}  # noqa: E731
+        model.load_state_dict(part("model."))
+        optimizer = _optimizer(model, recipe.training)
+        for name, parameter in model.named_parameters():
+            optimizer.state[parameter] = {kind: tensors[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
+        step = int(metadata["step"])
+        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        write_atomic(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return cls(
+            recipe, folder, task, model, optimizer, step, float(metadata["seconds"]), json.loads(metadata["losses"])
+        )
+
+    def run(self, progress: Progress) -> None:
+        training, keep = self.recipe.training, set(checkpoint_steps(self.recipe.training))
+        started = time.perf_counter() - self.seconds
+        if self.step == 0:
+            self._log(progress)
+            self._checkpoint(keep)
+        while self.step < training.steps:
+            self._update()
+            if self.step % training.log_every == 0 or self.step == training.steps:
+                self._log(progress)
+            self._checkpoint(keep)
+            if self.step % training.save_every == 0 and self.step < training.steps:
+                self.seconds = time.perf_counter() - started
+                self._save()
+        self.seconds = time.perf_counter() - started
+        self._finish()
+
+    def _update(self) -> None:
+        training = self.recipe.training
+        tokens = self.task.batch(self.recipe.seeds.batches, self.step, training.batch)
+        if self.recipe.model.dropout:
+            torch.manual_seed(self.recipe.seeds.batches * 1_000_003 + self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate(self.step)
+        self.model.train()
+        logits = self.model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        if training.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        self.step += 1
+
+    def _log(self, progress: Progress) -> None:
+        scores = evaluate(self.model, self.task)
+        line = {
+            "step": self.step,
+            "loss": sum(self.losses) / len(self.losses) if self.losses else None,
+            "lr": self.recipe.training.learning_rate(max(0, self.step - 1)),
+            "held_out_loss": scores.loss,
+            "held_out_accuracy": scores.accuracy,
+            **scores.rates,
+            **scores.measures,
+        }
+        self.losses.clear()
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        progress(line)
+
+    def _checkpoint(self, steps: set[int]) -> None:
+        if self.step in steps:
+            path = checkpoint_path(self.folder, self.step)
+            path.parent.mkdir(exist_ok=True)
+            write_tensors(path, self.model.state_dict())
+
+    def _save(self) -> None:
+        tensors = {f"model.{name}": weight for name, weight in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            tensors |= {f"{kind}.{name}": value for kind, value in self.optimizer.state[parameter].items()}
+        metadata = {
+            "step": str(self.step),
+            "seconds": str(self.seconds),
+            "losses": json.dumps(self.losses),
+            "task_sha256": task_sha256(self.recipe.task),
+        }
+        write_tensors(self.folder / "trainer.safetensors", tensors, metadata)
+
+    def _finish(self) -> None:
+        weights_sha256 = write_tensors(self.folder / "model.safetensors", self.model.state_dict())
+        held_out, train = evaluate(self.model, self.task), evaluate(self.model, self.task, self.task.train)
+        results = {
+            "made_by": f"workbench train {self.recipe.name} --seeds {self.recipe.seeds.initialisation}",
+            "recipe_sha256": self.recipe.sha256,
+            "task_sha256": task_sha256(self.recipe.task),
+            "weights_sha256": weights_sha256,
+            "seeds": asdict(self.recipe.seeds),
+            "steps": self.step,
+            "parameters": self.model.n_parameters,
+            "seconds": round(self.seconds, 1),
+            "versions": versions(),
+            "held_out": _as_json(held_out),
+            "train": _as_json(train, clusters=False),
+        }
+        write_atomic(self.folder / "run.json", (json.dumps(results, indent=1) + "\n").encode())
+        (self.folder / "trainer.safetensors").unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    import numpy
+
+    return {
+        "workbench": workbench.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "numpy": numpy.__version__,
+    }
+
+
+def _as_json(scores: Scores, clusters: bool = True) -> dict[str, Any]:
+    data = {"accuracy": scores.accuracy, "loss": scores.loss, "rates": scores.rates, "measures": scores.measures}
+    if clusters:
+        data["by_cluster"] = {name: [n, accuracy] for name, (n, accuracy) in scores.by_cluster().items()}
+    return data
+
+
+def _prepare(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """Check what lies in the folder before anything is written; the saved state if there is one to go on from."""
+    if (folder / "recipe.toml").exists():
+        there = read_recipe(folder / "recipe.toml", recipe.name)
+        if there.sha256 != recipe.sha256:
+            raise BadRun(
+                f"{folder} was made from another recipe ({_difference(there, recipe)}); "
+                "move it away, or choose another name"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise BadRun(f"{folder} holds other files and no run; choose another name")
+    state = folder / "trainer.safetensors"
+    if state.exists() and not (folder / "run.json").exists():
+        if not resume:
+            raise BadRun(f"{folder} is unfinished; add --resume to go on, or delete it to start over")
+        tensors, metadata = read_tensors(state)
+        if metadata.get("task_sha256") != task_sha256(recipe.task):
+            raise BadRun(f"the task {recipe.task} was changed since {folder} was begun; delete it to start over")
+        return tensors, metadata
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkbenchError(
+            f"cannot write to {folder}: {error.strerror}; set WORKBENCH_RUNS to another folder"
+        ) from None
+    return None
+
+
+def _difference(one: Recipe, other: Recipe) -> str:
+    """The first field in which two recipes differ."""
+
+    def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+        for key, value in recipe.to_dict().items():
+            if isinstance(value, dict):
+                yield from ((f"{key}.{k}", v) for k, v in value.items())
+            elif key not in ("name", "about"):
+                yield key, value
+
+    return next(
+        f"{key} = {before} there, {after} here"
+        for (key, before), (_, after) in zip(flat(one), flat(other), strict=True)
+        if before != after
+    )
+
+
+def _optimizer(model: Transformer, training: TrainingConfig) -> torch.optim.Optimizer:
+    decayed = [p for name, p in model.named_parameters() if name.rpartition(".")[2].startswith("W_")]
+    others = [p for name, p in model.named_parameters() if not name.rpartition(".")[2].startswith("W_")]
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=training.lr,
+        betas=(training.beta1, training.beta2),
+        weight_decay=training.weight_decay,
+        fused=True,
+    )
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
