@@ -200,7 +200,7 @@ def test_downloads_hold_every_number_and_need_no_network():
     lines = export.numbers_csv([(maps, strings)]).splitlines()
     assert len(lines) == 1 + 2 * 5 * 120  # a header; two blocks of four heads and their mean; the lower triangle
     assert float(lines[-1].rpartition(",")[2]) == pytest.approx(maps.patterns[1, 3, 14, 14].item())
-    entry = Entry("winograd-2", 0, "winograd", "", 1.0, True, run.key, ())
+    entry = Entry("winograd-2", 0, "winograd", "", "held-out 100.0 %", True, run.key, ())
     data = json.loads(export.numbers_json(entry, run.task.vocabulary.words, [(maps, strings)]))
     assert data["prompts"][0]["tokens"] == strings
     assert data["prompts"][0]["patterns"][1][3][14] == maps.patterns[1, 3, 14].tolist()

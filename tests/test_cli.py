@@ -70,7 +70,7 @@ def test_tasks_lists_them_and_shows_how_each_can_be_cheated(workbench):
     assert code == 0 and all(name in out for name in task_names())
     code, out, _ = workbench("tasks", "winograd-leaky", "--json")
     assert json.loads(out)["shortcuts"]["bag of words"] == 1.0
-    assert re.search(r"bag of words +27.8%", workbench("tasks", "winograd")[1])
+    assert re.search(r"bag of words +27.8 %", workbench("tasks", "winograd")[1])
 
 
 def test_attention_gives_the_models_own_numbers(workbench, tmp_path):

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -212,6 +214,31 @@ def test_a_worker_that_dies_is_said_in_one_line(runs):
     slow = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, steps=100_000))
     with pytest.raises(WorkbenchError, match="a training process was killed; what was saved is kept"):
         train_many([slow, slow.with_seed(1)], jobs=2, watch=kill_a_worker)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_workers_end_with_a_killed_driver(tmp_path, runs):
+    slow = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, steps=100_000))
+    script = (
+        "import multiprocessing\nfrom workbench.recipes import *\nfrom workbench.sweeps import train_many\n"
+        "tell = lambda *_: print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
+        f"train_many([{slow!r}.with_seed(s) for s in range(2)], jobs=2, watch=tell)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout
+        workers = driver.stdout.readline().split()
+        driver.kill()
+
+    def alive(pid: str) -> bool:
+        stat = Path(f"/proc/{pid}/stat")
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+    assert len(workers) == 2
+    for _ in range(600):  # they notice at once; the bound keeps a failure from hanging
+        if not any(alive(pid) for pid in workers):
+            break
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in workers)
 
 
 def test_weights_on_disk_are_the_models_own(tmp_path):

@@ -9,6 +9,7 @@ from workbench.errors import UnknownName
 from workbench.figures.attention import attention_figure, figure_html
 from workbench.figures.numbers import Head, attention_rows, check_destination, head_name, next_words, summary
 from workbench.runs import Run
+from workbench.wording import percent
 
 NEXT_WORDS = 5
 
@@ -58,7 +59,7 @@ class AttentionReport:
         """Each prompt with its next words, and a sentence on what the destination looks at most."""
         lines = []
         for p in self.prompts:
-            words = "  ".join(f"{word} {probability:.1%}" for word, probability in p.next_words)
+            words = "  ".join(f"{word} {percent(probability)}" for word, probability in p.next_words)
             lines += [" ".join(p.tokens), f"  after {p.destination} ‘{p.tokens[p.destination]}’: {words}"]
         if not self.prompts[0].blocks:
             return [*lines, "This model has no layers, so nothing attends."]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.errors import WorkbenchError
+from workbench.wording import percent
 
 if TYPE_CHECKING:
     from workbench.recipes import Recipe
@@ -37,6 +38,7 @@ def models(as_json: Json = False) -> None:
             "seed": run.seed,
             "task": run.recipe.task,
             "held_out_accuracy": run.held_out_accuracy,
+            "score": run.score,
             "parameters": run.results["parameters"],
             "whose": "shipped" if run.shipped else "yours",
             "about": run.recipe.about,
@@ -48,13 +50,13 @@ def models(as_json: Json = False) -> None:
         print(json.dumps(rows, indent=1))
     else:
         _print_table(
-            ["model", "seed", "task", "held-out", "parameters", "", "about"],
+            ["model", "seed", "task", "score", "parameters", "", "about"],
             [
-                [r["model"], str(r["seed"]), r["task"], f"{r['held_out_accuracy']:.1%}", f"{r['parameters']:,}",
+                [r["model"], str(r["seed"]), r["task"], r["score"], f"{r['parameters']:,}",
                  r["whose"], r["about"]]
                 for r in rows
             ],
-            right={1, 3, 4},
+            right={1, 4},
         )  # fmt: skip
     for fault in faults:
         _say(str(fault))
@@ -105,7 +107,7 @@ def tasks(
         f"{data['train']:,} training and {data['held_out']:,} held-out sequences of {task.n_ctx} tokens, "
         f"vocabulary {data['vocabulary']}; the prediction made at {scored} is scored\n"
     )
-    rows = [["chance", f"{task.chance:.1%}"], *([k, f"{v:.1%}"] for k, v in shortcuts.items())]
+    rows = [["chance", percent(task.chance)], *([k, percent(v)] for k, v in shortcuts.items())]
     _print_table(["shortcut", "held-out"], rows, right={1})
 
 
@@ -131,8 +133,9 @@ def train(
     for run in runs:
         results = run.results
         print(
-            f"{run.name} seed {run.seed}: held-out {run.held_out_accuracy:.1%}, training "
-            f"{results['train']['accuracy']:.1%}, {results['steps']:,} steps in {results['seconds']:.0f} s → {run.path}"
+            f"{run.name} seed {run.seed}: {run.score}, training accuracy "
+            f"{percent(results['train']['accuracy'])}, {results['steps']:,} steps "
+            f"in {results['seconds']:.0f} s → {run.path}"
         )
 
 
@@ -203,7 +206,7 @@ def attention(
 
 @app.command("app")
 def open_app(
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="By default 8501, or the next free one.")] = None,
     address: Annotated[str, typer.Option(help="127.0.0.1 is this machine only.")] = "127.0.0.1",
     headless: Annotated[bool, typer.Option("--headless", help="Do not open a browser.")] = False,
 ) -> None:
@@ -216,16 +219,21 @@ def open_app(
 
     script = content("app.py")
     options = {
-        "server.port": str(port),
         "server.address": address,
         "server.headless": str(headless).lower(),
         "server.showEmailPrompt": "false",
     }
+    if port:
+        options["server.port"] = str(port)
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "streamlit", "run", str(script), *flags]
     # Streamlit reads .streamlit/config.toml from the folder it is started in
     environment = os.environ | {"WORKBENCH_RUNS": str(runs_folder())}
-    raise typer.Exit(subprocess.run(command, cwd=script.parent, env=environment, check=False).returncode)
+    try:
+        code = subprocess.run(command, cwd=script.parent, env=environment, check=False).returncode
+    except KeyboardInterrupt:  # how one leaves it
+        code = 0
+    raise typer.Exit(code)
 
 
 def main() -> None:
@@ -300,7 +308,7 @@ class _Bars:
         self.progress.update(
             self.bars[index],
             completed=line["step"],
-            scores=f"{loss}held-out {line['held_out_accuracy']:.1%}",
+            scores=f"{loss}held-out {percent(line['held_out_accuracy'])}",
             visible=line["step"] < recipe.training.steps,
         )
 

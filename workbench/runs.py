@@ -24,6 +24,7 @@ from workbench.content import content
 from workbench.errors import BadRun, UnknownName, WorkbenchError
 from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names
 from workbench.tasks import load_task, task_sha256
+from workbench.wording import percent
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,12 @@ class Run:
     @property
     def held_out_accuracy(self) -> float:
         return self.results["held_out"]["accuracy"]
+
+    @property
+    def score(self) -> str:
+        """The figure that tells how good it is, in words: where even the truth guesses badly, not the accuracy."""
+        kl = self.results["held_out"]["measures"].get("kl_to_truth")
+        return f"held-out {percent(self.held_out_accuracy)}" if kl is None else f"KL to the truth {kl:.4f} nats"
 
     @cached_property
     def task(self) -> "Task":

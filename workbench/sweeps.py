@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -38,7 +39,7 @@ def train_many(
     context = multiprocessing.get_context(method)
     if method == "forkserver":  # one import of torch and TransformerLens for all workers
         context.set_forkserver_preload(["workbench.training"])
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_obey_parent) as pool:
         with _without_main():
             futures = [pool.submit(_train, *job, resume) for job in zip(recipes, folders, strict=True)]
         try:
@@ -77,5 +78,14 @@ def _train(recipe: Recipe, folder: Path, resume: bool) -> None:
     train(recipe, folder, resume=resume)
 
 
-def _leave_interrupts_to_parent() -> None:
+def _obey_parent() -> None:
+    """In a worker: leave Ctrl-C to the parent, and end when it ends, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -103,11 +103,6 @@ def signed(value: float) -> str:
     return "0.00" if text in ("+0.00", "-0.00") else text.replace("-", "−")
 
 
-def percent(probability: float) -> str:
-    """One decimal: 99.6 %."""
-    return f"{100 * probability:.1f} %"
-
-
 def empty_figure(height: int = 320) -> go.Figure:
     """Nothing, on the page's own paper."""
     clear = "rgba(0,0,0,0)"

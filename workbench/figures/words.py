@@ -4,6 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from workbench.figures import style
+from workbench.wording import percent
 
 STYLE = f"""<style>
 .wb-line {{ display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1.1rem; margin: .1rem 0 .35rem; }}
@@ -68,8 +69,8 @@ def prompt_line(
     kinds = ["wb-at" if i == destination else "wb-differs" if i in differs else "" for i in range(len(tokens))]
     words = "".join(_word(tokens[i], i, False, roles, kind) for i, kind in enumerate(kinds))
     (first, probability), *rest = next_words
-    said = f"▸ <b>{style.escaped(first)}</b> {style.percent(probability)}"
-    said += "".join(f"<span>{style.escaped(word)} {style.percent(p)}</span>" for word, p in rest)
+    said = f"▸ <b>{style.escaped(first)}</b> {percent(probability)}"
+    said += "".join(f"<span>{style.escaped(word)} {percent(p)}</span>" for word, p in rest)
     return _line(letter, words, f'<div class="wb-next">{said}</div>')
 
 

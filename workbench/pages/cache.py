@@ -25,7 +25,8 @@ class Entry:
     seed: int
     task: str
     about: str
-    accuracy: float
+    score: str
+    """How good it is, in words."""
     shipped: bool
     key: str
     heads: tuple[str, ...]
@@ -44,9 +45,7 @@ def _entries(folder: str) -> tuple[list[Entry], list[str]]:
     for run in runs:
         config = run.recipe.model
         heads = tuple(f"{layer}.{head}" for layer in range(config.n_layers) for head in range(config.n_heads))
-        entry = Entry(
-            run.name, run.seed, run.recipe.task, run.recipe.about, run.held_out_accuracy, run.shipped, run.key, heads
-        )
+        entry = Entry(run.name, run.seed, run.recipe.task, run.recipe.about, run.score, run.shipped, run.key, heads)
         found.setdefault((run.name, run.seed), entry)
     return list(found.values()), [str(fault) for fault in faults]
 

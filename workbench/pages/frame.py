@@ -111,9 +111,7 @@ def _model() -> Entry:
         seed = st.selectbox("Seed", seeds, key="seed", bind="query-params")
     entry = next(entry for entry in entries if (entry.name, entry.seed) == (name, seed))
     with st.container(horizontal=True, gap="xsmall"):
-        st.badge(
-            f"held-out {style.percent(entry.accuracy)}", color="gray", help="share of held-out answers it gets right"
-        )
+        st.badge(entry.score, color="gray", help="on sequences it was not trained on")
         st.badge("shipped" if entry.shipped else "yours", color="gray")
         if len(seeds) == 1:
             st.badge(f"seed {seed}", color="gray")

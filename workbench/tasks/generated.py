@@ -20,6 +20,7 @@ from workbench.errors import BadRecipe
 from workbench.tasks.fields import Fields
 from workbench.tasks.task import Task
 from workbench.vocabulary import Vocabulary
+from workbench.wording import percent
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Bigram(Generated):
         best = float((self.stationary * self.transition.max(axis=1)).sum())
         return (
             f"a Markov chain of {len(self.transition)} states, entropy rate {self.entropy_rate:.3f} nats; "
-            f"even the true matrix guesses only {best:.1%} of the next tokens"
+            f"even the true matrix guesses only {percent(best)} of the next tokens"
         )
 
 

@@ -1,0 +1,6 @@
+"""How numbers are written, wherever a person reads them."""
+
+
+def percent(rate: float) -> str:
+    """One decimal: 0.996 is 99.6 %."""
+    return f"{100 * rate:.1f} %"
