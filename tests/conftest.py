@@ -1,9 +1,17 @@
 """Shapes checked at every call; one thread, since tiny models are slower on more; a folder of runs for each test."""
 
+from pathlib import Path
+
 from jaxtyping import install_import_hook
 
-# before the first import of ours. (jaxtyping's pytest option cannot take a checker with arguments and two packages.)
-install_import_hook(["circuits", "workbench"], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+# Before the first import of ours. (jaxtyping's pytest option cannot take a checker with arguments and two packages.)
+# Not the recipes: they refuse wrong types themselves, in the user's words.
+PACKAGE = Path(__file__).parent.parent / "workbench"
+OURS = ["circuits", *(f"workbench.{path.stem}" for path in PACKAGE.iterdir() if path.stem[0] not in "_.")]
+install_import_hook(
+    [module for module in OURS if module != "workbench.recipes"],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
 
 import socket  # noqa: E402
 

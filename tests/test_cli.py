@@ -96,6 +96,17 @@ def test_attention_gives_the_models_own_numbers(workbench, tmp_path):
         (["train"], "Missing argument 'name'."),
         (["train", "winograd-22"], "unknown model 'winograd-22'; nearest: winograd-2"),
         (["train", "winograd-2", "--seeds", "4-1"], "--seeds 4-1: expected a number, a range such as 0-4"),
+        (["train", "winograd-2", "--seeds", "0-99999999999"], "--seeds 0-99999999999: expected a number"),
+        (["train", "winograd-2", "--seeds", "9" * 30], "expected 0 to 4294967295"),
+        (["train", "x" * 5000], "unknown model"),
+        (["train", "x" * 5000 + ".toml"], "not a readable TOML file"),
+        (["tasks", "x" * 5000 + ".toml"], "no such task file"),
+        (["attention", "x" * 5000, "the"], "unknown model"),
+        (["attention", "", "the"], "unknown model ''"),
+        (["table", "winograd", "--json", ""], "is a folder; give a file to write to"),
+        (["table", "winograd", "--csv", "/"], "is a folder; give a file to write to"),
+        (["attention", "winograd-2", "the", "--html", "."], "is a folder; give a file to write to"),
+        (["app", "--address", "nonsense"], "cannot open nonsense, port 8501"),
         (["train", "winograd-2", "--steps", "0"], "steps = 0: expected at least 1"),
         (["train", "absent.toml"], "absent.toml: no such recipe file"),
         (["tasks", "winogrand"], "unknown task 'winogrand'; nearest: winograd"),
@@ -119,6 +130,34 @@ def test_a_mistake_is_one_line_and_exit_code_2(workbench, runs, arguments, messa
     code, out, err = workbench(*arguments)
     assert code == 2 and message in err and err.count("\n") == 1 and out == ""
     assert not runs.exists()  # nothing half written
+
+
+def test_without_a_command_the_help_is_shown(workbench):
+    code, out, err = workbench()
+    assert code == 0 and "attention" in out and out.count("\n") > 10 and err == ""
+
+
+def test_the_destination_counts_for_both_prompts(workbench):
+    code, out, _ = workbench("attention", "winograd-2", PROMPT, "--against", "the dog did", "--position", "1", "--json")
+    data = json.loads(out)
+    assert code == 0
+    for part in (data["prompt"], data["against"]):
+        assert part["destination"] == 1 and [len(row) for row in part["attention"]] == [2, 2]
+    code, out, _ = workbench("attention", "winograd-2", PROMPT, "--against", "the dog did", "--json")
+    assert json.loads(out)["against"]["destination"] == 2
+
+
+def test_a_model_without_layers_says_so_and_what_comes_next(workbench):
+    code, out, _ = workbench("attention", "bigram-0", "s3 s8")
+    assert code == 0 and "no layers, so nothing attends" in out and "source" not in out
+
+
+def test_an_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "workbench", "models"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2 and done.stderr == "cannot write the output (No space left on device)\n"
 
 
 def test_an_interrupt_says_how_to_go_on(workbench, monkeypatch):

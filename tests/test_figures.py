@@ -84,6 +84,32 @@ def test_hover_names_both_ends_the_value_and_the_prediction():
     assert [len(row) for row in panel.customdata] == [1, 2, 3, 4, 5]
 
 
+def test_the_hover_of_a_difference_carries_its_sign():
+    a, b = maps(seed=1), maps(seed=2)
+    panel = heatmaps(drawn(a, WORDS, b, WORDS, head=(1, 0)))[2]
+    for destination, source in ((3, 1), (4, 4), (2, 0)):
+        value = float(b.patterns[1, 0, destination, source] - a.patterns[1, 0, destination, source])
+        assert f": {'+' if value > 0 else '−'}{abs(value):.2f}" in panel.customdata[destination][source]
+
+
+def test_roles_mark_their_own_row_and_column():
+    figure = drawn(maps(), WORDS, head=(0, 0), roles={"x": 1, "answer": 4})
+    spans = {"x": set(), "answer": set()}
+    for shape in figure.layout.shapes:
+        if shape.name in spans:
+            along = ("x0", "x1") if "domain" in shape.yref else ("y0", "y1")
+            spans[shape.name].add((along[0][0], *(shape[end] for end in along)))
+    assert spans["x"] == {("x", 0.6, 1.4), ("y", 0.6, 1.4)}
+    assert spans["answer"] == {("x", 3.6, 4.4), ("y", 3.6, 4.4)}
+
+
+def test_only_the_layers_asked_for_are_drawn():
+    a = maps(n_layers=5)
+    panels = heatmaps(drawn(a, WORDS, layers=[1, 3]))
+    assert [panel.name for panel in panels] == ["block 2 · mean of 3 heads", "block 4 · mean of 3 heads"]
+    assert np.array_equal(np.nan_to_num(panels[1].z), a.mean[3].numpy())
+
+
 def test_cells_that_answer_clicks_carry_their_destination():
     figure = drawn(maps(), WORDS, head=(0, 0), clickable=True)
     heat, touch = figure.data
@@ -196,6 +222,10 @@ def test_the_sentence_says_what_is_looked_at_most():
     assert (
         summary(a, ["x", "y"], b, ["x", "y"])
         == "From 1 ‘y’, block 1 looks most at ‘y’ (0.75) in A, at ‘x’ (0.60) in B."
+    )
+    shorter = [("block 1 · mean of 2 heads", [1.0])]
+    assert summary(a, ["x", "y"], shorter, ["z"]) == (
+        "A: From 1 ‘y’, block 1 looks most at ‘y’ (0.75). B: From 0 ‘z’, block 1 looks most at ‘z’ (1.00)."
     )
     assert summary(a, ["x", "x"], a, ["x", "x"]).endswith("looks most at 1 ‘x’ (0.75) in both.")
 

@@ -84,6 +84,7 @@ def test_the_wheel_starts_the_app(installed, tmp_path, free_port):
             assert b"<title>" in page
         finally:
             app.terminate()
+            app.communicate(timeout=60)  # it says that it stops: somebody must read it
 
 
 def test_our_folders_break_nobodys_imports():

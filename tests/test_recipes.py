@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import BadRecipe, UnknownName
-from workbench.recipes import ModelConfig, Recipe, TrainingConfig, load_recipe, parse_recipe, recipe_names
+from workbench.recipes import ModelConfig, Recipe, Seeds, TrainingConfig, load_recipe, parse_recipe, recipe_names
 
 
 def parse(**raw):
@@ -20,7 +20,7 @@ def parse(**raw):
         ({"model": {"n_layer": 2}}, "unknown field 'n_layer'; nearest: n_layers"),
         ({"model": {"n_layers": "two"}}, 'n_layers = "two": expected a whole number'),
         ({"model": {"n_layers": True}}, "n_layers = true: expected a whole number"),
-        ({"model": {"n_layers": -1}}, "n_layers = -1: expected at least 0"),
+        ({"model": {"n_layers": -1}}, "n_layers = -1: expected 0 to 1000000"),
         ({"model": {"n_heads": 5}}, "n_heads = 5 does not divide d_model = 64"),
         ({"model": {"n_heads": 0}}, "n_heads = 0 does not divide d_model = 64"),
         ({"model": {"norm": "batch"}}, 'norm = "batch": expected one of none, pre, post'),
@@ -33,7 +33,7 @@ def parse(**raw):
         ({"training": {"lr": 0.0}}, "lr = 0.0: expected a learning rate above 0"),
         ({"training": {"lr": float("nan")}}, "lr = nan: expected a finite number"),
         ({"training": {"warmup": 2000}}, "warmup = 2000 is longer than the training, steps = 1500"),
-        ({"seeds": {"split": -1}}, "seeds.split = -1: expected 0 or more"),
+        ({"seeds": {"split": -1}}, "seeds.split = -1: expected 0 to 4294967295"),
         ({"colour": "red"}, "unknown field 'colour'"),
         ({"name": "mine"}, "named by its file or folder"),
     ],
@@ -44,6 +44,53 @@ def test_a_bad_field_is_named_in_one_line(raw, message):
     assert message in str(caught.value)
     assert str(caught.value).startswith("mine.toml: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (ModelConfig, "positions", "rope"),
+        (ModelConfig, "activation", "swish"),
+        (ModelConfig, "n_layers", 2.0),
+        (ModelConfig, "dropout", "0"),
+        (ModelConfig, "n_ctx", 10**12),
+        (TrainingConfig, "schedule", "expo"),
+        (TrainingConfig, "lr", float("nan")),
+        (TrainingConfig, "lr", 10**400),
+        (TrainingConfig, "steps", 10.5),
+        (Seeds, "batches", 2**32),
+    ],
+)
+def test_python_is_refused_in_the_same_words_as_toml(kind, field, value):
+    with pytest.raises(BadRecipe, match=rf"{field} = .*: expected"):
+        kind(**{field: value})
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../evil", "a\\b", "x" * 101])
+def test_a_name_that_is_no_folder_is_refused(name):
+    with pytest.raises(BadRecipe, match="cannot name a run"):
+        Recipe(name, "winograd")
+
+
+def test_a_recipe_file_is_named_by_itself_or_by_its_folder(tmp_path, monkeypatch):
+    home = tmp_path / "proj" / "sub"
+    home.mkdir(parents=True)
+    (home.parent / "recipe.toml").write_text('task = "winograd"')
+    (home / "mine.toml").write_text('task = "winograd"')
+    monkeypatch.chdir(home)
+    assert load_recipe("mine.toml").name == "mine"
+    assert load_recipe("../recipe.toml").name == "proj"
+    monkeypatch.chdir(home.parent)
+    assert load_recipe("recipe.toml").name == "proj"
+
+
+def test_a_task_file_is_found_beside_its_recipe_and_does_not_change_the_hash(tmp_path, monkeypatch):
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text('task = "my-task.toml"')
+    one, other = (load_recipe(tmp_path / folder / "mine.toml") for folder in ("one", "other"))
+    assert one.task == str(tmp_path / "one" / "my-task.toml") and one.sha256 == other.sha256
+    assert 'task = "my-task.toml"' in one.to_toml()
 
 
 def test_a_recipe_without_a_task_or_from_no_file_is_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Runs on disk: found by name, seed and path; refused when missing, unfinished or damaged."""
 
-import dataclasses
 import json
 import shutil
 
@@ -13,6 +12,13 @@ from workbench.errors import BadRun, UnknownName
 from workbench.recipes import load_recipe, recipe_names
 from workbench.runs import list_runs, run_folder, write_atomic
 from workbench.training import evaluate, train
+
+
+def edit(folder, key, value):
+    """Change a figure of run.json."""
+    results = json.loads((folder / "run.json").read_text())
+    results["held_out"][key] = value
+    (folder / "run.json").write_text(json.dumps(results))
 
 
 @pytest.fixture
@@ -69,7 +75,10 @@ def test_what_is_not_there_is_named_with_what_is():
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors is damaged: its hash"),
         (lambda f: (f / "run.json").write_text("{"), "run.json is damaged"),
         (lambda f: (f / "run.json").write_text("[]"), "run.json is damaged"),
-        (lambda f: (f / "run.json").unlink(), "is not finished; to go on: workbench train winograd-average"),
+        (lambda f: edit(f, "accuracy", "abc"), "run.json is damaged (ValueError: a figure is no number)"),
+        (lambda f: edit(f, "accuracy", float("nan")), "run.json is damaged (ValueError: a figure is no number)"),
+        (lambda f: edit(f, "rates", 3), "run.json is damaged"),
+        (lambda f: ((f / "run.json").unlink(), (f / "run.json").mkdir()), "run.json is damaged (IsADirectoryError"),
         (lambda f: (f / "recipe.toml").unlink(), "recipe.toml is missing"),
         (lambda f: (f / "recipe.toml").write_text('task = "winograd"'), "recipe.toml was changed after training"),
     ],
@@ -90,16 +99,34 @@ def test_a_flipped_bit_in_the_weights_is_noticed(copy):
         _ = wb.load("winograd-average").model
 
 
-def test_a_task_changed_under_a_run_is_noticed(tmp_path):
-    task = tmp_path / "mine.toml"
+def test_a_run_keeps_its_tasks_file_and_notices_a_change(tmp_path):
+    task = tmp_path / "mine" / "my-task.toml"
+    task.parent.mkdir()
     task.write_text((content("datasets") / "winograd.toml").read_text())
-    recipe = dataclasses.replace(load_recipe("winograd-average"), name="mine", task=str(task)).with_steps(3)
+    (tmp_path / "mine" / "mine.toml").write_text('task = "my-task.toml"\n[training]\nsteps = 3')
+    recipe = load_recipe(tmp_path / "mine" / "mine.toml")
     run = train(recipe, tmp_path / "run")
     task.write_text(task.read_text() + "# a comment changes nothing\n")
-    assert wb.load(run.path).results == run.results
+    assert train(recipe, tmp_path / "run").results == run.results
     task.write_text(task.read_text().replace("tired", "thirsty"))
-    with pytest.raises(BadRun, match=r"mine.toml was changed after training"):
-        wb.load(run.path)
+    with pytest.raises(BadRun, match=r"my-task.toml was changed since .* was trained"):
+        train(recipe, tmp_path / "run")
+    task.unlink()
+    moved = shutil.move(tmp_path / "run", tmp_path / "moved")
+    assert "tired" in wb.load(moved).task.vocabulary.words
+    (tmp_path / "moved" / "my-task.toml").write_text(TASK.replace("tired", "thirsty"))
+    with pytest.raises(BadRun, match=r"my-task.toml was changed after training"):
+        wb.load(moved)
+
+
+TASK = (content("datasets") / "winograd.toml").read_text()
+
+
+def test_an_unfinished_run_of_a_shipped_name_does_not_hide_the_shipped_one(copy):
+    (copy / "run.json").unlink()
+    assert wb.load("winograd-average").shipped
+    with pytest.raises(BadRun, match=r"is not finished; to go on: workbench train .*recipe.toml --seeds 0 --resume"):
+        wb.load(copy)
 
 
 def test_a_damaged_run_does_not_hide_the_others(copy):
@@ -113,9 +140,10 @@ def test_metrics_damaged_in_the_middle_are_refused_and_torn_at_the_end_read(copy
     lines = (copy / "metrics.jsonl").read_text().splitlines()
     (copy / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 1']))
     assert len(wb.load("winograd-average").metrics) == len(lines)
-    (copy / "metrics.jsonl").write_text("\n".join(["{", *lines]))
-    with pytest.raises(BadRun, match=r"metrics.jsonl is damaged in line 1"):
-        _ = wb.load("winograd-average").metrics
+    for damage in ("{", "3", '{"loss": 1}'):
+        (copy / "metrics.jsonl").write_text("\n".join([damage, *lines]))
+        with pytest.raises(BadRun, match=r"metrics.jsonl is damaged in line 1"):
+            _ = wb.load("winograd-average").metrics
 
 
 def test_a_changed_shipped_recipe_gets_a_folder_of_its_own(runs):

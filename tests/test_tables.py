@@ -3,14 +3,19 @@
 import csv
 import io
 import json
+import os
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.recipes import load_recipe
+from workbench.recipes import load_recipe, read_recipe
+from workbench.statistics import interval
 from workbench.tables import TABLES, winograd
 from workbench.tables.winograd import MODELS, recipes
+from workbench.tasks import load_task
+from workbench.tasks.shortcuts import shortcut_accuracies
 
 ROW_KEYS = {
     "model", "task", "budget", "seeds", "held_out_accuracy", "wrong_noun", "other_word", "train_accuracy",
@@ -46,6 +51,35 @@ def test_every_row_gives_every_seed_its_budget_and_what_it_was_made_from(table):
         assert row["wrong_noun"] + row["other_word"] + accuracy["mean"] == pytest.approx(1)
         full = load_recipe(row["model"]).training.steps
         assert row["budget"] == "quick" and row["steps"] == round(full * 0.01)
+
+
+def test_every_figure_is_that_of_the_runs(table, kept):
+    for row in table.data["rows"]:
+        folders = [kept / folder for folder in os.listdir(kept) if folder.startswith(row["model"])]
+        files = [json.loads((load_path(folders, row, seed) / "run.json").read_text()) for seed in row["seeds"]]
+        assert row["held_out_accuracy"]["per_seed"] == [file["held_out"]["accuracy"] for file in files]
+        assert row["train_accuracy"] == pytest.approx(mean(files, "train", "accuracy"))
+        assert row["wrong_noun"] == pytest.approx(mean(files, "held_out", "rates", "wrong_noun"))
+        assert row["other_word"] == pytest.approx(mean(files, "held_out", "rates", "other_word"))
+        assert row["seconds"] == pytest.approx(mean(files, "seconds"))
+        assert {file["parameters"] for file in files} == {row["parameters"]}
+        by_seed = [{k: (n, a) for k, (n, a) in file["held_out"]["by_cluster"].items()} for file in files]
+        assert row["held_out_accuracy"]["interval"] == list(interval(by_seed))
+        assert row["shortcuts"] == shortcut_accuracies(load_task(row["task"]))
+
+
+def mean(files, *keys):
+    """Of one figure of several run.json."""
+    return sum(reduce(dict.__getitem__, keys, file) for file in files) / len(files)
+
+
+def load_path(folders, row, seed):
+    """The one run of this row and seed: names of changed recipes end in a hash."""
+    for folder in folders:
+        recipe = read_recipe(folder / f"seed-{seed}" / "recipe.toml") if (folder / f"seed-{seed}").exists() else None
+        if recipe and recipe.experiment == row["recipe_sha256"]:
+            return folder / f"seed-{seed}"
+    raise AssertionError(f"no run of {row['model']}, seed {seed}")
 
 
 def test_the_four_faces_show_the_same_figures(table):

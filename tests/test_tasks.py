@@ -1,5 +1,6 @@
 """Tasks: their truths, their splits, their loopholes."""
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -214,6 +215,7 @@ TOML = (content("datasets") / "winograd.toml").read_text()
         ("{y}", "{x}", "the template needs the slot {x} once, it has it 2 ×"),
         ("waited", "{verb}", "unknown slot {verb} in the template"),
         ('"wide"', '"wet"', "y has 'wet' twice"),
+        ('"wide"', '"tired"', "'tired' speaks of both x and y"),
         ('"wide"', '"very wide"', "y must be a list of different words"),
         ("held_out = 0.3", "held_out = 1.3", "held_out = 1.3; expected a number from 0 to 1"),
         ("held_out = 0.3", "held_out = 0.001", "leaves 0 of 240 pairs held out"),
@@ -230,6 +232,23 @@ def test_a_faulty_task_file_is_refused_by_the_name_of_what_is_wrong(tmp_path, be
     with pytest.raises(BadRecipe) as caught:
         load_task(file)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_look_back_is_chosen_on_the_training_set():
+    """A task whose training and held-out sequences repeat at different distances: the chosen one fails held out."""
+    task = of_kind(Induction, "induction-fixed")
+    rows = torch.arange(48)
+    other = (rows % 12).expand(64, -1)  # period 12 where training has 16
+    assert shortcut_accuracies(dataclasses.replace(task, held_out=other))["fixed look-back"] < 0.1
+
+
+def test_bags_of_long_sequences_are_told_apart():
+    task = of_kind(Induction, "induction-fixed")
+    long = torch.zeros(2, 600, dtype=torch.long)
+    long[0, 300:599], long[1, 43:599] = 1, 1  # 300 and 44 zeros, which are one number to a byte
+    long[0, 599], long[1, 599] = 2, 3
+    task = dataclasses.replace(task, train=long, held_out=long, scored=(598,))
+    assert shortcut_accuracies(task)["same bag"] == 1.0
 
 
 def test_a_variant_is_made_by_copying_a_file(tmp_path):

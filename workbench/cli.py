@@ -1,9 +1,10 @@
 """The command line. Errors are one line on stderr and exit code 2; nothing heavy is imported before it is needed."""
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Train tiny transformers on tasks with known answers, and look inside them.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+WIDE = 270  # columns of a terminal that has room for the widest table
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Trainings side by side; by default one a core.")]
@@ -50,14 +51,13 @@ def models(as_json: Json = False) -> None:
         print(json.dumps(rows, indent=1))
     else:
         _print_table(
-            ["model", "seed", "task", "score", "parameters", "", "about"],
+            ["model", "seed", "", "score", "task", "parameters", "about"],
             [
-                [r["model"], str(r["seed"]), r["task"], r["score"], f"{r['parameters']:,}",
-                 r["whose"], r["about"]]
+                [r["model"], str(r["seed"]), r["whose"], r["score"], r["task"], f"{r['parameters']:,}", r["about"]]
                 for r in rows
             ],
-            right={1, 4},
-        )  # fmt: skip
+            right={1, 5},
+        )
     for fault in faults:
         _say(str(fault))
 
@@ -159,8 +159,7 @@ def table(
 
     files = {"json": json_file, "csv": csv_file, "markdown": md_file}
     for file in files.values():
-        if file and str(file) != "-" and not file.resolve().parent.is_dir():
-            raise WorkbenchError(f"{file}: no such folder {file.parent}; make it first")
+        _check_writable(file)
     from workbench.tables import TABLES, winograd
 
     if name not in TABLES:
@@ -169,11 +168,11 @@ def table(
     wanted = [recipe for group in winograd.recipes(seeds, budget, split_per_seed).values() for recipe in group]
     with _Bars(wanted) as bars:
         made = TABLES[name](command, seeds, budget, split_per_seed=split_per_seed, jobs=jobs, watch=bars.watch)
+    if Path("-") not in files.values():
+        _show(made)
     for form, file in files.items():
         if file:
             _write(file, getattr(made, form)())
-    if not any(str(file) == "-" for file in files.values()):
-        _show(made)
 
 
 @app.command()
@@ -192,6 +191,7 @@ def attention(
     from workbench.attention_report import attention_report
     from workbench.runs import load
 
+    _check_writable(html)
     prompts = [prompt] if against is None else [prompt, against]
     report = attention_report(load(run, seed, step), prompts, head=head, destination=position)
     if html:
@@ -201,7 +201,8 @@ def attention(
         return
     for line in report.lines():
         print(line)
-    _print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
+    if report.rows:
+        _print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
 
 
 @app.command("app")
@@ -211,49 +212,52 @@ def open_app(
     headless: Annotated[bool, typer.Option("--headless", help="Do not open a browser.")] = False,
 ) -> None:
     """Open the workbench in a browser."""
-    import os
-    import subprocess
+    import socket
 
     from workbench.content import content
     from workbench.runs import runs_folder
 
+    try:
+        with socket.create_server((address, port or 0)):  # Streamlit's own words on this fill a screen
+            pass
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]
+        raise WorkbenchError(f"cannot open {address}, port {port or 8501} ({why}); choose another") from None
     script = content("app.py")
     options = {
         "server.address": address,
         "server.headless": str(headless).lower(),
         "server.showEmailPrompt": "false",
-    }
-    if port:
-        options["server.port"] = str(port)
+    } | ({"server.port": str(port)} if port else {})
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-    command = [sys.executable, "-m", "streamlit", "run", str(script), *flags]
-    # Streamlit reads .streamlit/config.toml from the folder it is started in
-    environment = os.environ | {"WORKBENCH_RUNS": str(runs_folder())}
-    try:
-        code = subprocess.run(command, cwd=script.parent, env=environment, check=False).returncode
-    except KeyboardInterrupt:  # how one leaves it
-        code = 0
-    raise typer.Exit(code)
+    os.environ["WORKBENCH_RUNS"] = str(runs_folder())
+    os.chdir(script.parent)  # where Streamlit looks for .streamlit/config.toml
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(script), *flags])
 
 
 def main() -> None:
     """Run the command line, with every foreseen error as one line."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except WorkbenchError as error:
-        _say(" ".join(str(error).split()))
-        sys.exit(2)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        sys.stderr.close()
-        sys.exit(0)
+        _fail(str(error))
+    except OSError as error:  # such as a terminal that is gone, or a full disk behind a redirection
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at exit
+        _fail(f"cannot write the output ({error.strerror})")
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it; the rest are bugs, shown whole
             raise
-        _say(" ".join(error.format_message().split()))  # type: ignore[attr-defined]
-        sys.exit(2)
+        _fail(error.format_message())  # type: ignore[attr-defined]
     if code == INTERRUPTED:
         _say("stopped; what was saved is kept, and --resume goes on with a training")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    _say(" ".join(message.split()))
+    sys.exit(2)
 
 
 def _numbers(text: str) -> list[int]:
@@ -262,9 +266,10 @@ def _numbers(text: str) -> list[int]:
         numbers = []
         for part in text.split(","):
             first, _, last = part.partition("-")
-            numbers += range(int(first), int(last or first) + 1)
-        if not numbers or len(numbers) > 10_000 or min(numbers) < 0:
-            raise ValueError
+            seeds = range(int(first), int(last or first) + 1)
+            if not 0 < len(seeds) <= 10_000 or seeds[0] < 0:
+                raise ValueError
+            numbers += seeds
     except ValueError:
         raise WorkbenchError(
             f"--seeds {text}: expected a number, a range such as 0-4, or a list such as 0,2,5"
@@ -314,14 +319,25 @@ class _Bars:
 
 
 def _show(made: "Table") -> None:
+    from rich.console import Console
+
+    terminal = Console()
     columns = made.columns
+    if terminal.is_terminal and terminal.width < WIDE:
+        columns = [column for column in columns if column.essential]
     rows = [[column.cell(row) for column in columns] for row in made.data["rows"]]
-    _print_table([column.heading for column in columns], rows, right=set(range(1, len(columns) - 1)) - {3})
+    text = {"model", "each seed", "budget"}
+    right = {i for i, column in enumerate(columns) if column.heading not in text}
+    _print_table([column.heading for column in columns], rows, right)
     for note in made.data["notes"]:
         print(f"· {note}")
+    if len(columns) < len(made.columns):
+        left_out = ", ".join(column.heading for column in made.columns if not column.essential)
+        print(f"· this terminal is too narrow for: {left_out}; --md, --csv and --json have everything")
 
 
-def _print_table(headings: list[str], rows: list[list[str]], right: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def _print_table(headings: list[str], rows: list[list[str]], right: set[int] | None = None) -> None:
+    """Columns keep their words whole, and the last one wraps on a narrow terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -329,13 +345,24 @@ def _print_table(headings: list[str], rows: list[list[str]], right: set[int] = f
 
     shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if i in right else "left", overflow="fold")
+        last = i == len(headings) - 1
+        width = None if last else max(len(heading), *(len(row[i]) for row in rows)) if rows else len(heading)
+        align = "right" if i in (right or ()) else "left"
+        shown.add_column(heading, justify=align, no_wrap=not last, overflow="fold", min_width=width)
     for row in rows:
         shown.add_row(*(Text(cell) for cell in row))
-    console = Console() if Console().is_terminal else Console(width=240)
+    console = Console() if Console().is_terminal else Console(width=2 * WIDE)
     with console.capture() as captured:
         console.print(shown)
     print("\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n") if line.strip()))
+
+
+def _check_writable(file: Path | None) -> None:
+    """Before the work is done, not after."""
+    if file is not None and (file.is_dir() or not file.name):
+        raise WorkbenchError(f"{str(file)!r} is a folder; give a file to write to")
+    if file is not None and str(file) != "-" and not file.resolve().parent.is_dir():
+        raise WorkbenchError(f"{file}: no such folder {file.parent}; make it first")
 
 
 def _write(file: Path, text: str) -> None:

@@ -42,6 +42,10 @@ Initialisation = Literal["torch", "gpt2", "normal", "by-hand"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+MOST = 1_000_000
+"""Of layers, heads, widths and positions: enough for any model of this kind, and a mistyped size is no allocation."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The architecture. `n_ctx` and `d_vocab` are the task's unless given."""
@@ -85,6 +89,7 @@ class ModelConfig:
     """Factor on every initial weight but LayerNorm's."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.d_head == 0:
             if self.n_heads < 1 or self.d_model % self.n_heads:
                 raise BadRecipe(
@@ -97,8 +102,8 @@ class ModelConfig:
         for name, least in {
             "n_layers": 0, "n_heads": 1, "d_model": 1, "d_head": 1, "d_mlp": 0, "n_ctx": 0, "d_vocab": 0,
         }.items():  # fmt: skip
-            if getattr(self, name) < least:
-                raise BadRecipe(f"{name} = {getattr(self, name)}: expected at least {least}")
+            if not least <= getattr(self, name) <= MOST:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected {least} to {MOST}")
         if not 0 <= self.dropout < 1:
             raise BadRecipe(f"dropout = {self.dropout}: expected a rate from 0 up to, not including, 1")
         sliced = self.n_heads * self.d_head == self.d_model
@@ -154,6 +159,7 @@ class TrainingConfig:
     """How many checkpoints to keep, log-spaced over training (0 is none; the last one is the model itself)."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         least = {"steps": 0, "batch": 1, "warmup": 0, "log_every": 1, "save_every": 1, "checkpoints": 0, "clip": 0,
                  "weight_decay": 0, "beta1": 0, "beta2": 0}  # fmt: skip
         for name, low in least.items():
@@ -186,9 +192,10 @@ class Seeds:
     batches: int = 0
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for f in fields(self):
-            if getattr(self, f.name) < 0:
-                raise BadRecipe(f"seeds.{f.name} = {getattr(self, f.name)}: expected 0 or more")
+            if not 0 <= getattr(self, f.name) < 2**32:
+                raise BadRecipe(f"seeds.{f.name} = {getattr(self, f.name)}: expected 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True)
@@ -196,10 +203,18 @@ class Recipe:
     name: str
     """The file's, or its folder's; not a field of the TOML."""
     task: str
+    """A task's name, or the path of a TOML file of one."""
     about: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seeds: Seeds = field(default_factory=Seeds)
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if self.name.strip(".") == "" or len(self.name) > 100 or {"/", "\\", "\0"} & set(self.name):
+            raise BadRecipe(f"{self.name[:100]!r} cannot name a run; expected the name of a folder")
+        if Path(self.task).name == "recipe.toml":  # a run keeps the task's file beside its recipe
+            raise BadRecipe(f"the task's file must not be called recipe.toml; rename {self.task}")
 
     def with_seed(self, seed: int, *, split: bool = False) -> "Recipe":
         """The same experiment from another seed: initialisation and batches, and the split too if asked."""
@@ -218,7 +233,8 @@ class Recipe:
     @property
     def sha256(self) -> str:
         """Of every field that changes the weights."""
-        return _sha256({k: v for k, v in self.to_dict().items() if k not in ("name", "about")})
+        said = {k: v for k, v in self.to_dict().items() if k not in ("name", "about")}
+        return _sha256(said | {"task": Path(self.task).name})  # wherever the task's file lies; its hash is kept apart
 
     @property
     def experiment(self) -> str:
@@ -229,8 +245,9 @@ class Recipe:
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
-        """The whole recipe, every default spelt out."""
-        lines = [f"{key} = {json.dumps(getattr(self, key), ensure_ascii=False)}" for key in ("about", "task")]
+        """The whole recipe, every default spelt out. A task's file is named as if it lay beside the recipe."""
+        head = {"about": self.about, "task": Path(self.task).name}
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
         for section in ("model", "training", "seeds"):
             lines += ["", f"[{section}]"]
             for key, value in dataclasses.asdict(getattr(self, section)).items():
@@ -239,51 +256,51 @@ class Recipe:
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """A shipped recipe by name, or any TOML file by path.
+    """A shipped recipe by name, or any TOML file by path; that of a run, such as runs/mine/seed-0/recipe.toml, too.
 
     Raises: UnknownName with the nearest names; BadRecipe naming the field.
     """
     path = Path(name_or_path)
-    if path.suffix == ".toml" or path.is_file():
-        name = path.parent.name if path.stem == "recipe" else path.stem
-        if not path.is_file():
-            raise BadRecipe(f"{path}: no such recipe file")
-    else:
-        name = str(name_or_path)
-        if name not in recipe_names():
-            raise UnknownName("model", name, recipe_names())
-        path = content("models") / name / "recipe.toml"
-    return read_recipe(path, name)
+    if path.suffix == ".toml":
+        return read_recipe(path)
+    if str(name_or_path) not in recipe_names():
+        raise UnknownName("model", str(name_or_path), recipe_names())
+    return read_recipe(content("models") / name_or_path / "recipe.toml")
 
 
-def read_recipe(path: Path, name: str) -> Recipe:
-    """Parse one recipe file into the recipe of this name."""
+def read_recipe(path: Path) -> Recipe:
+    """Parse one recipe file. It is named by the file, or by the folder if it is a recipe.toml."""
+    path = path.absolute()
+    folder = path.parent.parent if path.parent.name.startswith("seed-") else path.parent
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadRecipe(f"{path}: no such recipe file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise BadRecipe(f"{path}: not a readable TOML file ({error})") from None
-    return parse_recipe(raw, name, str(path))
+        raise BadRecipe(f"{str(path)[:200]}: not a readable TOML file ({error})") from None
+    recipe = parse_recipe(raw, folder.resolve().name if path.stem == "recipe" else path.stem, str(path))
+    if not recipe.task.endswith(".toml"):
+        return recipe
+    return dataclasses.replace(recipe, task=str((path.parent / recipe.task).resolve()))  # relative to the recipe
 
 
 def parse_recipe(raw: dict[str, Any], name: str, where: str) -> Recipe:
     """Build a recipe from plain data, refusing what it does not know. `where` opens the error messages."""
     sections = {"model": ModelConfig, "training": TrainingConfig, "seeds": Seeds}
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key in sections:
-            if not isinstance(value, dict):
-                raise BadRecipe(f"{where}: {key} must be a section, [{key}]")
-            try:
-                values[key] = sections[key](**_checked(value, sections[key], f"[{key}] "))
-            except WorkbenchError as error:
-                raise BadRecipe(f"{where}: {error}") from None
-        elif key == "name":
-            raise BadRecipe(f"{where}: a recipe is named by its file or folder; remove the field name")
-        else:
-            values |= _checked({key: value}, Recipe, f"{where}: ")
-    if "task" not in values:
+    if "name" in raw:
+        raise BadRecipe(f"{where}: a recipe is named by its file or folder; remove the field name")
+    if "task" not in raw:
         raise BadRecipe(f'{where}: no task given; add a line such as task = "winograd"')
-    return Recipe(name=name, **values)
+    try:
+        values = {"name": name, **_known(raw, Recipe)}
+        for section, kind in sections.items():
+            if section in raw:
+                if not isinstance(raw[section], dict):
+                    raise BadRecipe(f"{section} must be a section, [{section}]")
+                values[section] = kind(**_known(raw[section], kind))
+        return Recipe(**values)
+    except WorkbenchError as error:
+        raise BadRecipe(f"{where}: {error}") from None
 
 
 def recipe_names() -> list[str]:
@@ -291,27 +308,38 @@ def recipe_names() -> list[str]:
     return sorted(p.parent.name for p in content("models").glob("*/recipe.toml"))
 
 
-def _checked(raw: dict[str, Any], kind: type, where: str) -> dict[str, Any]:
-    """The fields of a dataclass from TOML values: names known, types right (an integer may stand for a float)."""
-    types = {f.name: f.type for f in fields(kind)}
-    for key, value in raw.items():
-        if key not in types:
-            raise BadRecipe(f"{where}{UnknownName('field', key, types)}")
-        expected: Any = types[key]
-        if get_origin(expected) is Literal:
-            if value not in get_args(expected):
-                raise BadRecipe(f"{where}{key} = {json.dumps(value)}: expected one of {', '.join(get_args(expected))}")
-        elif expected is float and type(value) is int:
-            raw = raw | {key: float(value)}
-        elif type(value) is not expected:
-            raise BadRecipe(f"{where}{key} = {json.dumps(value, default=str)}: expected {_article(expected)}")
-        elif expected is float and not abs(value) < float("inf"):
-            raise BadRecipe(f"{where}{key} = {value}: expected a finite number")
+def _known(raw: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The same fields, if the dataclass has them all."""
+    for key in raw:
+        if key not in kind.__dataclass_fields__:
+            raise UnknownName("field", key, kind.__dataclass_fields__)
     return raw
 
 
-def _article(kind: type) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+def _check_types(config: Any) -> None:
+    """Fields have the type they are declared with, whether they come from a file or from Python."""
+    for f in fields(config):
+        object.__setattr__(config, f.name, _typed(getattr(config, f.name), f.type, f.name))
+
+
+def _typed(value: Any, expected: Any, where: str) -> Any:
+    """The value, if it is of the type, or an integer where a float is expected."""
+    shown = json.dumps(value, default=str)[:60]
+    if get_origin(expected) is Literal:
+        if value not in get_args(expected):
+            raise BadRecipe(f"{where} = {shown}: expected one of {', '.join(get_args(expected))}")
+        return value
+    if expected in _ARTICLES:
+        if expected is float and type(value) is int and abs(value) < 1e300:
+            value = float(value)
+        if type(value) is not expected:
+            raise BadRecipe(f"{where} = {shown}: expected {_ARTICLES[expected]}")
+        if expected is float and not math.isfinite(value):
+            raise BadRecipe(f"{where} = {value}: expected a finite number")
+    return value
+
+
+_ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def _sha256(data: Any) -> str:

@@ -13,6 +13,7 @@ pickled, and every write is atomic: a temporary file, flushed to disk, renamed.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.content import content
-from workbench.errors import BadRun, UnknownName, WorkbenchError
+from workbench.errors import BadRecipe, BadRun, UnknownName, WorkbenchError
 from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names
 from workbench.tasks import load_task, task_sha256
 from workbench.wording import percent
@@ -96,7 +97,8 @@ class Run:
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps whose weights were kept."""
-        return sorted(int(p.stem.removeprefix("step-")) for p in self.path.glob("checkpoints/step-*.safetensors"))
+        steps = (path.stem.removeprefix("step-") for path in self.path.glob("checkpoints/step-*.safetensors"))
+        return sorted(int(step) for step in steps if step.isdecimal())
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -120,26 +122,27 @@ def load(name_or_path: str | Path, seed: int | None = None, step: int | None = N
     run is missing, unfinished or damaged.
     """
     path, name = Path(name_or_path), str(name_or_path)
-    if (path / "recipe.toml").exists():
+    if name.strip() and os.path.exists(path / "recipe.toml"):  # os.path: a name too long for the system is no error
         run = _read(path.resolve(), step)
         if seed not in (None, run.seed):
             raise BadRun(f"{path} has seed {run.seed}, not {seed}")
         return run
-    yours = runs_folder() / name / f"seed-{seed or 0}"
-    if yours.is_dir():
+    yours, shipped = runs_folder() / name / f"seed-{seed or 0}", content("models") / name
+    ships = name in recipe_names() and not seed and (shipped / "run.json").exists()
+    if os.path.exists(yours / "run.json") or (os.path.exists(yours / "recipe.toml") and not ships):
         return _read(yours, step)
-    shipped = content("models") / name
-    if shipped.is_dir() and name in recipe_names():
-        if seed or not (shipped / "run.json").exists():
-            raise BadRun(
-                f"{name} with seed {seed or 0} is not trained; run: workbench train {name} --seeds {seed or 0}"
-            )
+    if ships:
         return _read(shipped, step)
-    if path.name != name or path.is_dir():
+    if name in recipe_names():
+        raise BadRun(f"{name} with seed {seed or 0} is not trained; run: workbench train {name} --seeds {seed or 0}")
+    known = {*recipe_names(), *(p.parent.name for p in runs_folder().glob("*/seed-*"))}
+    if name in known:
+        raise BadRun(f"{name} has no seed {seed or 0}; train it from its recipe")
+    if name.strip() and (path.name != name or os.path.isdir(path)):
         raise BadRun(
-            f"{name_or_path}: no run there; a run is a folder with recipe.toml, model.safetensors and run.json"
+            f"{name[:200]!r}: no run there; a run is a folder with recipe.toml, model.safetensors and run.json"
         )
-    raise UnknownName("model", name, {*recipe_names(), *(p.parent.name for p in runs_folder().glob("*/seed-*"))})
+    raise UnknownName("model", name, known)
 
 
 def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
@@ -155,7 +158,7 @@ def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
 
 
 def runs_folder() -> Path:
-    return Path(os.environ.get("WORKBENCH_RUNS", "runs")).resolve()
+    return Path(os.environ.get("WORKBENCH_RUNS") or "runs").resolve()
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -173,12 +176,14 @@ def build_model(recipe: Recipe, task: "Task") -> "Transformer":
     from workbench.transformer import Transformer
 
     sizes = {"n_ctx": recipe.model.n_ctx or task.n_ctx, "d_vocab": recipe.model.d_vocab or len(task.vocabulary)}
-    if sizes["n_ctx"] < task.n_ctx or sizes["d_vocab"] < len(task.vocabulary):
-        raise BadRun(
-            f"n_ctx = {sizes['n_ctx']}, d_vocab = {sizes['d_vocab']}: too small for {task.name}, "
-            f"which has sequences of {task.n_ctx} and a vocabulary of {len(task.vocabulary)}"
-        )
-    model = Transformer(replace(recipe.model, **sizes), task.vocabulary, seed=recipe.seeds.initialisation)
+    if sizes["n_ctx"] < task.n_ctx:
+        raise BadRecipe(f"n_ctx = {sizes['n_ctx']} is too small: {task.name} has sequences of {task.n_ctx} tokens")
+    if sizes["d_vocab"] != len(task.vocabulary):
+        raise BadRecipe(f"d_vocab = {sizes['d_vocab']}, but {task.name} has {len(task.vocabulary)} words; leave it out")
+    try:
+        model = Transformer(replace(recipe.model, **sizes), task.vocabulary, seed=recipe.seeds.initialisation)
+    except (RuntimeError, MemoryError) as error:  # what torch's allocator raises
+        raise BadRecipe(f"{recipe.name} does not fit into memory ({str(error).splitlines()[0][:80]})") from None
     if recipe.model.init == "by-hand":
         from workbench.by_hand import write_weights
 
@@ -189,12 +194,12 @@ def build_model(recipe: Recipe, task: "Task") -> "Transformer":
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line torn by a crash is left out."""
     file = path / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = file.read_bytes().splitlines() if file.exists() else []
     metrics = []
     for number, line in enumerate(lines, start=1):
         try:
-            metrics.append(json.loads(line))
-        except json.JSONDecodeError:
+            metrics.append({"step": int(json.loads(line)["step"])} | json.loads(line))
+        except (ValueError, TypeError, KeyError):
             if number < len(lines):
                 raise BadRun(f"{file} is damaged in line {number}") from None
     return metrics
@@ -246,22 +251,24 @@ def _run_folders() -> Iterator[Path]:
 def _read(path: Path, step: int | None) -> Run:
     if not (path / "recipe.toml").exists():
         raise BadRun(f"{path} is damaged: recipe.toml is missing")
-    name = path.parent.name if path.name.startswith("seed-") else path.name
-    recipe = read_recipe(path / "recipe.toml", name)
+    recipe = read_recipe(path / "recipe.toml")
     if not (path / "run.json").exists():
-        raise BadRun(
-            f"{path} is not finished; to go on: "
-            f"workbench train {recipe.name} --seeds {recipe.seeds.initialisation} --resume"
-        )
+        again = f"workbench train {path / 'recipe.toml'} --seeds {recipe.seeds.initialisation} --resume"
+        raise BadRun(f"{path} is not finished; to go on: {again}")
     try:
-        results = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        if results["recipe_sha256"] != recipe.sha256:
-            raise BadRun(f"{path}: recipe.toml was changed after training; its hash is not the one in run.json")
-        if results["task_sha256"] != task_sha256(recipe.task):
-            raise BadRun(f"{path}: the task {recipe.task} was changed after training; train it again")
-        _ = float(results["held_out"]["accuracy"]), results["weights_sha256"].encode()
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        results = json.loads((path / "run.json").read_bytes())
+        numbers = [results[key] for key in ("parameters", "steps", "seconds")]
+        numbers += [results[part][key] for part in ("held_out", "train") for key in ("accuracy", "loss")]
+        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+            raise ValueError("a figure is no number")
+        hashes = {key: str(results[key]) for key in ("recipe_sha256", "task_sha256", "weights_sha256")}
+        _ = dict(results["held_out"]["measures"]), dict(results["held_out"]["rates"])
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise BadRun(f"{path / 'run.json'} is damaged ({type(error).__name__}: {error}); train it again") from None
+    if hashes["recipe_sha256"] != recipe.sha256:
+        raise BadRun(f"{path}: recipe.toml was changed after training; its hash is not the one in run.json")
+    if hashes["task_sha256"] != task_sha256(recipe.task):
+        raise BadRun(f"{path}: the task {recipe.task} was changed after training; train it again")
     return Run(path, recipe, results, step)
 
 

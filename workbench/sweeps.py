@@ -17,7 +17,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.recipes import Recipe
 from workbench.runs import Run, load, read_metrics, run_folder
-from workbench.training import train
+from workbench.training import check_folder, train
 
 Watch = Callable[[int, dict[str, Any]], None]
 """Called with the index of a recipe and its newest line of metrics."""
@@ -32,6 +32,8 @@ def train_many(
     """
     seen: Watch = watch or (lambda index, line: None)
     folders = [run_folder(recipe) for recipe in recipes]
+    for recipe, folder in zip(recipes, folders, strict=True):  # one that may not run stops none that is under way
+        check_folder(folder, recipe, resume)
     jobs = min(jobs or os.cpu_count() or 1, len(recipes))
     if jobs <= 1:
         return [train(r, resume=resume, progress=partial(seen, i)) for i, r in enumerate(recipes)]

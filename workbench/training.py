@@ -7,6 +7,7 @@ repeats the lost steps exactly.
 """
 
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from filelock import FileLock, Timeout
 from jaxtyping import Int
 from torch import Tensor
 
 import workbench
 from workbench.errors import BadRun, WorkbenchError
-from workbench.recipes import Recipe, TrainingConfig, read_recipe
+from workbench.recipes import Recipe, TrainingConfig, load_recipe, read_recipe, recipe_names
 from workbench.runs import (
     Run,
     build_model,
@@ -51,12 +53,18 @@ def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, p
     Raises: BadRun if the folder holds an unfinished run (without `resume`) or one made from another recipe.
     """
     folder = folder or run_folder(recipe)
-    saved = _prepare(folder, recipe, resume)
+    check_folder(folder, recipe, resume)
     if (folder / "run.json").exists():
         return load(folder)
-    with _single_thread(), torch.random.fork_rng(devices=[]):
-        trainer = Trainer.start(recipe, folder) if saved is None else Trainer.resume(recipe, folder, *saved)
-        trainer.run(progress or (lambda line: None))
+    trainer = Trainer.build(recipe, folder)  # whatever is wrong with a recipe is found before anything is written
+    try:
+        with _locked(folder), _single_thread(), torch.random.fork_rng(devices=[]):
+            saved = check_folder(folder, recipe, resume)
+            if not (folder / "run.json").exists():
+                trainer.begin() if saved is None else trainer.restore(*saved)
+                trainer.run(progress or (lambda line: None))
+    except OSError as error:
+        raise WorkbenchError(f"cannot write to {folder} ({error.strerror or error}); what was saved is kept") from None
     return load(folder)
 
 
@@ -96,28 +104,38 @@ class Trainer:
     """Training losses since the last logged step."""
 
     @classmethod
-    def start(cls, recipe: Recipe, folder: Path) -> "Trainer":
+    def build(cls, recipe: Recipe, folder: Path) -> "Trainer":
+        """The state before the first step; nothing is written."""
         task = load_task(recipe.task, recipe.seeds.split)
         model = build_model(recipe, task)
-        write_atomic(folder / "recipe.toml", recipe.to_toml().encode())
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 
-    @classmethod
-    def resume(cls, recipe: Recipe, folder: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> "Trainer":
-        task = load_task(recipe.task, recipe.seeds.split)
-        model = build_model(recipe, task)
-        part = lambda prefix: {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}  # noqa: E731
-        model.load_state_dict(part("model."))
-        optimizer = _optimizer(model, recipe.training)
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = {kind: tensors[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
-        step = int(metadata["step"])
-        kept = [line for line in read_metrics(folder) if line["step"] <= step]
-        write_atomic(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        return cls(
-            recipe, folder, task, model, optimizer, step, float(metadata["seconds"]), json.loads(metadata["losses"])
-        )
+    def begin(self) -> None:
+        """Write what was asked, the task's own file included if it is none of the shipped ones."""
+        self._clear_temporaries()
+        task = Path(self.recipe.task)
+        if task.suffix == ".toml":
+            write_atomic(self.folder / task.name, task.read_bytes())
+        write_atomic(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+        (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+
+    def restore(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        """Take up a saved state; metrics logged after it are dropped, they will come again."""
+        self._clear_temporaries()
+        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        self.model.load_state_dict(weights)
+        for name, parameter in self.model.named_parameters():
+            kinds = ("step", "exp_avg", "exp_avg_sq")
+            self.optimizer.state[parameter] = {kind: tensors[f"{kind}.{name}"] for kind in kinds}
+        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
+        self.losses = json.loads(metadata["losses"])
+        kept = [line for line in read_metrics(self.folder) if line["step"] <= self.step]
+        write_atomic(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def _clear_temporaries(self) -> None:
+        """What a crash in the middle of a write left."""
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink()
 
     def run(self, progress: Progress) -> None:
         training, keep = self.recipe.training, set(checkpoint_steps(self.recipe.training))
@@ -153,6 +171,11 @@ class Trainer:
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
         self.step += 1
+        if not math.isfinite(self.losses[-1]):
+            raise WorkbenchError(
+                f"{self.recipe.name} diverged: the loss of step {self.step} is {self.losses[-1]}; "
+                "lower lr, add warmup, or clip the gradient"
+            )
 
     def _log(self, progress: Progress) -> None:
         scores = evaluate(self.model, self.task)
@@ -192,7 +215,7 @@ class Trainer:
         weights_sha256 = write_tensors(self.folder / "model.safetensors", self.model.state_dict())
         held_out, train = evaluate(self.model, self.task), evaluate(self.model, self.task, self.task.train)
         results = {
-            "made_by": f"workbench train {self.recipe.name} --seeds {self.recipe.seeds.initialisation}",
+            "made_by": self._command(),
             "recipe_sha256": self.recipe.sha256,
             "task_sha256": task_sha256(self.recipe.task),
             "weights_sha256": weights_sha256,
@@ -206,6 +229,12 @@ class Trainer:
         }
         write_atomic(self.folder / "run.json", (json.dumps(results, indent=1) + "\n").encode())
         (self.folder / "trainer.safetensors").unlink(missing_ok=True)
+
+    def _command(self) -> str:
+        """The command that makes this run again: from the shipped recipe, or from the one in the run's own folder."""
+        name, seed = self.recipe.name, self.recipe.seeds.initialisation
+        shipped = name in recipe_names() and load_recipe(name).experiment == self.recipe.experiment
+        return f"workbench train {name if shipped else 'recipe.toml'} --seeds {seed}"
 
 
 def versions() -> dict[str, str]:
@@ -227,32 +256,44 @@ def _as_json(scores: Scores, clusters: bool = True) -> dict[str, Any]:
     return data
 
 
-def _prepare(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Check what lies in the folder before anything is written; the saved state if there is one to go on from."""
+def check_folder(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """Whether this recipe may be trained in this folder; the saved state if there is one to go on from.
+
+    Raises: BadRun if the folder holds another experiment, other files, or an unfinished run without `resume`.
+    """
     if (folder / "recipe.toml").exists():
-        there = read_recipe(folder / "recipe.toml", recipe.name)
+        there = read_recipe(folder / "recipe.toml")
         if there.sha256 != recipe.sha256:
             raise BadRun(
                 f"{folder} was made from another recipe ({_difference(there, recipe)}); "
                 "move it away, or choose another name"
             )
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise BadRun(f"{folder} holds other files and no run; choose another name")
     state = folder / "trainer.safetensors"
-    if state.exists() and not (folder / "run.json").exists():
-        if not resume:
-            raise BadRun(f"{folder} is unfinished; add --resume to go on, or delete it to start over")
-        tensors, metadata = read_tensors(state)
-        if metadata.get("task_sha256") != task_sha256(recipe.task):
-            raise BadRun(f"the task {recipe.task} was changed since {folder} was begun; delete it to start over")
-        return tensors, metadata
+    if (folder / "run.json").exists():
+        if load(folder).results["task_sha256"] != task_sha256(recipe.task):
+            raise BadRun(f"the task {recipe.task} was changed since {folder} was trained; move it away")
+        return None
+    if not state.exists():
+        return None
+    if not resume:
+        raise BadRun(f"{folder} is unfinished; add --resume to go on, or delete it to start over")
+    tensors, metadata = read_tensors(state)
+    if metadata.get("task_sha256") != task_sha256(recipe.task):
+        raise BadRun(f"the task {recipe.task} was changed since {folder} was begun; delete it to start over")
+    return tensors, metadata
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time. The lock is the system's and ends with its process; its file lies beside the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkbenchError(
-            f"cannot write to {folder}: {error.strerror}; set WORKBENCH_RUNS to another folder"
-        ) from None
-    return None
+        with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
+            yield
+    except Timeout:
+        raise BadRun(f"another process is training {folder}; wait for it") from None
 
 
 def _difference(one: Recipe, other: Recipe) -> str:

@@ -86,6 +86,8 @@ class Transformer(Lens):
 
         Raises: BadPrompt where the tokens are none, too many for the positions, or outside the vocabulary.
         """
+        if return_type not in ("logits", "loss", "both", None):
+            raise ValueError(f"return_type = {return_type!r}: expected logits, loss, both or None")
         tokens = self.to_tokens(input)
         residual, positions = self.input_to_embed(tokens)
         for block in self.blocks[:stop_at_layer]:

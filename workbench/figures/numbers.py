@@ -104,7 +104,12 @@ def summary(
     rows_b: list[tuple[str, list[float]]] | None = None,
     tokens_b: Sequence[str] | None = None,
 ) -> str:
-    """One sentence on what the destination of `attention_rows` looks at most, layer by layer."""
+    """One sentence on what the destination of `attention_rows` looks at most, layer by layer.
+
+    If B is read at another position, being shorter, two sentences.
+    """
+    if rows_b is not None and tokens_b is not None and len(rows_b[0][1]) != len(rows_a[0][1]):
+        return f"A: {summary(rows_a, tokens_a)} B: {summary(rows_b, tokens_b)}"
     parts = []
     for k, (title, weights) in enumerate(rows_a):
         part = f"{title.partition(' · ')[0] if 'mean' in title else title} at {_most(weights, tokens_a)}"

@@ -72,13 +72,13 @@ def plain_labels(tokens: Sequence[str]) -> list[str]:
     ]
 
 
-def tick_labels(tokens: Sequence[str], always_index: bool = False) -> list[str]:
+def tick_labels(tokens: Sequence[str]) -> list[str]:
     """As `plain_labels`, in Plotly's HTML: the position small and grey, long tokens cut."""
     labels = []
     for i, (token, again) in enumerate(zip(tokens, repeats(tokens), strict=True)):
         shown = visible(token)
         shown = shown if len(shown) <= MAX_LABEL else shown[: MAX_LABEL - 1] + "…"
-        index = f'<span style="font-size:10px;color:{GREY}">{i}</span> ' if again or always_index else ""
+        index = f'<span style="font-size:10px;color:{GREY}">{i}</span> ' if again else ""
         labels.append(index + html.escape(shown, quote=False))
     return labels
 

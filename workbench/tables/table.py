@@ -17,6 +17,8 @@ Row = dict[str, Any]
 class Column:
     heading: str
     cell: Callable[[Row], str]
+    essential: bool = False
+    """Shown on a narrow terminal too."""
 
 
 @dataclass(frozen=True)

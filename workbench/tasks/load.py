@@ -32,6 +32,8 @@ def load_task(name_or_path: str | Path, split_seed: int = 0) -> "Task":
     Raises: UnknownName with the nearest names; BadRecipe naming the field.
     """
     path = _file(name_or_path)
+    if split_seed < 0:
+        raise BadRecipe(f"split seed {split_seed}: expected 0 or more")
     return _load(path, path.stat().st_mtime_ns if path.is_file() else 0, split_seed)
 
 
@@ -43,6 +45,8 @@ def task_sha256(name_or_path: str | Path) -> str:
 
 def _file(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
+    if len(str(path)) > 1_000:
+        raise BadRecipe(f"{str(path)[:60]}…: no such task file")
     if path.suffix != ".toml":
         if str(name_or_path) not in task_names():
             raise UnknownName("task", str(name_or_path), task_names())

@@ -47,7 +47,7 @@ class _Predictions:
         self.bags: Float[Tensor, "example d_vocab"] = counts[:, list(task.scored)].flatten(0, 1).float()
 
     def bag_keys(self) -> list[Hashable]:
-        return [bytes(bag) for bag in self.bags.to(torch.uint8).numpy()]
+        return [bytes(bag) for bag in self.bags.to(torch.int32).numpy()]
 
     def look_back(self, k: int) -> Int[Tensor, "example"]:
         return self.tokens[:, [p + 1 - k for p in self.task.scored]].flatten()

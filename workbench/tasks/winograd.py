@@ -64,6 +64,9 @@ def read_winograd(name: str, about: str, raw: Fields, seed: int) -> Winograd:
             raise BadRecipe(f"{raw.where}: unknown slot {{{slot}}} in the template; slots are {', '.join(SLOTS)}")
     nouns, adjectives, split = raw.table("nouns"), raw.table("adjectives"), raw.table("split")
     xs, ys = nouns.words("x"), nouns.words("y")
+    both = set(adjectives.words("x")) & set(adjectives.words("y"))
+    if both:
+        raise BadRecipe(f"{adjectives.where}: {min(both)!r} speaks of both x and y; the answer would not be decided")
     answer_of = {a: role for role in ("x", "y") for a in adjectives.words(role)}
     rule = split.choice("rule", ("reversed", "pairs"))
     share = split.number("held_out", 0, 1)
