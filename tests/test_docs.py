@@ -2,10 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import workbench as wb
 from workbench.recipes import load_recipe, recipe_names
 from workbench.tables.table import Table, percent
 from workbench.tables.winograd import COLUMNS
@@ -40,6 +43,25 @@ def test_the_readmes_python_runs_as_it_stands(capsys):
         exec(code, {})
     weights = [float(x) for x in re.findall(r"\d\.\d+(?:e-\d+)?", capsys.readouterr().out)]
     assert len(weights) == 15 and sum(weights) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_example_prints_the_models_own_numbers(tmp_path):
+    script = ROOT / "examples" / "minimal_pair.py"
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    model = wb.load("winograd-2").model
+    for line in done.stdout.splitlines():
+        found = re.fullmatch(r"head (\d)\.(\d): ([+-]\d\.\d\d) on (\d+) ‘\w+’", line)
+        assert found
+        layer, head, source = int(found[1]), int(found[2]), int(found[4])
+        patterns = [model.run_with_cache(wb.load("winograd-2").encode(SENTENCE.format(a)))[1]["pattern", layer]
+                    for a in ("tired", "wet")]  # fmt: skip
+        change = patterns[1][0, head, 14, source] - patterns[0][0, head, 14, source]
+        assert float(found[3]) == pytest.approx(change.item(), abs=0.006)
+    assert len(done.stdout.splitlines()) == 6 and "plotly" in (tmp_path / "minimal_pair.html").read_text().lower()
+
+
+SENTENCE = "the animal did not cross the street because it was too {} , so the"
 
 
 def test_every_link_between_our_pages_leads_somewhere():
