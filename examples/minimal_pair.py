@@ -27,4 +27,4 @@ for flat in change.abs().flatten().argsort(descending=True)[:6].tolist():
 figure = attention_figure(
     maps_tired, words, maps_wet, run.str_tokens(wet), vocabulary=run.task.vocabulary.words, roles=run.task.roles
 )
-Path("minimal_pair.html").write_text(figure_html(figure, "tired, wet"))
+Path("minimal_pair.html").write_text(figure_html(figure, "tired, wet"), encoding="utf-8")

@@ -12,6 +12,8 @@ from workbench.content import content
 from workbench.figures import attention_figure, attention_rows, figure_html
 from workbench.pages import cache, export, pairs
 from workbench.pages.cache import Entry
+from workbench.recipes import load_recipe
+from workbench.training import train
 
 SENTENCE = "the animal did not cross the street because it was too tired , so the"
 OTHER = "the animal did not cross the street because it was too wet , so the"
@@ -200,9 +202,28 @@ def test_downloads_hold_every_number_and_need_no_network():
     lines = export.numbers_csv([(maps, strings)]).splitlines()
     assert len(lines) == 1 + 2 * 5 * 120  # a header; two blocks of four heads and their mean; the lower triangle
     assert float(lines[-1].rpartition(",")[2]) == pytest.approx(maps.patterns[1, 3, 14, 14].item())
-    entry = Entry("winograd-2", 0, "winograd", "", "held-out 100.0 %", True, run.key, ())
+    entry = Entry("winograd-2", 0, "winograd", "winograd", "", "held-out 100.0 %", True, run.key, ())
     data = json.loads(export.numbers_json(entry, run.task.vocabulary.words, [(maps, strings)]))
     assert data["prompts"][0]["tokens"] == strings
     assert data["prompts"][0]["patterns"][1][3][14] == maps.patterns[1, 3, 14].tolist()
     page = figure_html(attention_figure(maps, strings), "title")
     assert "<title>title</title>" in page and 'src="http' not in page and len(page) > 1_000_000
+
+
+def test_runs_on_one_task_stand_in_one_list_wherever_their_copies_of_it_lie(tmp_path, runs):
+    task = tmp_path / "my-task.toml"
+    task.write_text((content("datasets") / "winograd.toml").read_text())
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text('task = "my-task.toml"\n[training]\nsteps = 1')
+        train(load_recipe(tmp_path / f"{name}.toml"))
+    cache._entries.clear()
+    assert {entry.name: entry.task for entry in cache.entries()[0] if not entry.shipped} == {
+        "one": "my-task",
+        "two": "my-task",
+    }
+    task.write_text(task.read_text().replace("tired", "thirsty"))
+    (tmp_path / "three.toml").write_text('task = "my-task.toml"\n[training]\nsteps = 1')
+    train(load_recipe(tmp_path / "three.toml"))
+    cache._entries.clear()
+    tasks = {entry.name: entry.task for entry in cache.entries()[0] if not entry.shipped}
+    assert tasks["one"] == tasks["two"] != tasks["three"] and tasks["three"].startswith("my-task ")

@@ -77,7 +77,14 @@ def test_what_is_not_there_is_named_with_what_is():
         (lambda f: (f / "run.json").write_text("[]"), "run.json is damaged"),
         (lambda f: edit(f, "accuracy", "abc"), "run.json is damaged (ValueError: a figure is no number)"),
         (lambda f: edit(f, "accuracy", float("nan")), "run.json is damaged (ValueError: a figure is no number)"),
+        (lambda f: edit(f, "accuracy", 7), "run.json is damaged (ValueError: a rate is not between 0 and 1)"),
+        (
+            lambda f: edit(f, "measures", {"kl_to_truth": "a"}),
+            "run.json is damaged (ValueError: a figure is no number)",
+        ),
+        (lambda f: edit(f, "by_cluster", None), "run.json is damaged (AttributeError"),
         (lambda f: edit(f, "rates", 3), "run.json is damaged"),
+        (lambda f: (f / "run.json").write_text("[" * 200_000), "run.json is damaged (RecursionError"),
         (lambda f: ((f / "run.json").unlink(), (f / "run.json").mkdir()), "run.json is damaged (IsADirectoryError"),
         (lambda f: (f / "recipe.toml").unlink(), "recipe.toml is missing"),
         (lambda f: (f / "recipe.toml").write_text('task = "winograd"'), "recipe.toml was changed after training"),
@@ -127,6 +134,25 @@ def test_an_unfinished_run_of_a_shipped_name_does_not_hide_the_shipped_one(copy)
     assert wb.load("winograd-average").shipped
     with pytest.raises(BadRun, match=r"is not finished; to go on: workbench train .*recipe.toml --seeds 0 --resume"):
         wb.load(copy)
+
+
+def test_training_does_not_pass_over_damaged_weights(copy):
+    (copy / "model.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(BadRun, match=r"damaged: its hash is not the one in run.json; delete .* and train it again"):
+        train(load_recipe("winograd-average"))
+
+
+def test_a_moved_unfinished_run_is_told_where_it_belongs(copy, tmp_path, runs):
+    (copy / "run.json").unlink()
+    away = shutil.move(copy, tmp_path / "away")
+    with pytest.raises(BadRun, match=rf"to go on: move it to {runs / 'away' / 'seed-0'}, then workbench train"):
+        wb.load(away)
+    assert not [run for run in list_runs()[0] if not run.shipped]
+
+
+def test_an_unfinished_run_is_named_in_the_list(copy):
+    (copy / "run.json").unlink()
+    assert [str(fault).split(" is not finished")[0] for fault in list_runs()[1]] == [str(copy)]
 
 
 def test_a_damaged_run_does_not_hide_the_others(copy):

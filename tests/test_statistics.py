@@ -99,3 +99,12 @@ def test_seeds_with_pairs_of_their_own_are_resampled_within_the_seed():
     named = [{f"seed {s} pair {c}": (8, float(a)) for c, a in enumerate(row)} for s, row in enumerate(right)]
     shared, own = (np.subtract(*bootstrap(seeds, 3000)) for seeds in (seeds_of(right), named))
     assert shared / own == pytest.approx(2, rel=0.1)
+    uneven = [named[0], dict(list(named[1].items())[:300])]
+    low, high = interval(uneven, draws=200)
+    assert 0.4 < low < 0.5 < high < 0.6 and isinstance(low, float)
+
+
+def test_clusters_are_matched_by_name_not_by_place():
+    seeds = seeds_of(np.random.default_rng(4).random((3, 12)).round(1))
+    turned = [dict(reversed(seed.items())) if i else seed for i, seed in enumerate(seeds)]
+    assert interval(turned) == interval(seeds)

@@ -37,7 +37,7 @@ def models(as_json: Json = False) -> None:
         {
             "model": run.name,
             "seed": run.seed,
-            "task": run.recipe.task,
+            "task": Path(run.recipe.task).stem,
             "held_out_accuracy": run.held_out_accuracy,
             "score": run.score,
             "parameters": run.results["parameters"],

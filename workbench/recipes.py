@@ -48,7 +48,10 @@ MOST = 1_000_000
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture. `n_ctx` and `d_vocab` are the task's unless given."""
+    """The architecture. `n_ctx` and `d_vocab` are the task's unless given.
+
+    `d_head` and `d_mlp` are filled in when it is made: `dataclasses.replace` with another d_model must give them anew.
+    """
 
     n_layers: int = 2
     """Blocks; 0 is embedding → unembedding, a bigram model."""
@@ -324,6 +327,8 @@ def _check_types(config: Any) -> None:
 
 def _typed(value: Any, expected: Any, where: str) -> Any:
     """The value, if it is of the type, or an integer where a float is expected."""
+    if type(value) is int and abs(value) > 10**400:
+        raise BadRecipe(f"{where}: a number of over 400 digits; expected a smaller one")
     shown = json.dumps(value, default=str)[:60]
     if get_origin(expected) is Literal:
         if value not in get_args(expected):

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,11 +89,21 @@ class Run:
                 have = ", ".join(str(step) for step in self.checkpoints) or "none"
                 raise BadRun(f"{self.path} has no checkpoint at step {self.step}; it has {have}")
             weights = checkpoint_path(self.path, self.step)
-        elif _sha256(weights) != self.results["weights_sha256"]:
-            raise BadRun(f"{weights} is damaged: its hash is not the one in run.json; train it again")
+        else:
+            self.check_weights()
         model = build_model(self.recipe, self.task)
         model.load_state_dict(read_tensors(weights)[0])
         return model.eval()
+
+    def check_weights(self) -> None:
+        """Raises: BadRun unless the weights on disk are those that run.json speaks of."""
+        weights, again = self.path / "model.safetensors", f"delete {self.path} and train it again"
+        try:
+            intact = hashlib.sha256(weights.read_bytes()).hexdigest() == self.results["weights_sha256"]
+        except OSError:
+            raise BadRun(f"{weights} is missing; {again}") from None
+        if not intact:
+            raise BadRun(f"{weights} is damaged: its hash is not the one in run.json; {again}")
 
     @cached_property
     def checkpoints(self) -> list[int]:
@@ -146,14 +157,13 @@ def load(name_or_path: str | Path, seed: int | None = None, step: int | None = N
 
 
 def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
-    """Every finished run, yours before the shipped ones, and what is wrong with those that cannot be read."""
+    """Every finished run, yours before the shipped ones, and what is wrong with the others."""
     runs, faults = [], []
     for folder in _run_folders():
-        if (folder / "run.json").exists():
-            try:
-                runs.append(_read(folder, None))
-            except WorkbenchError as error:
-                faults.append(error)
+        try:
+            runs.append(_read(folder, None))
+        except WorkbenchError as error:
+            faults.append(error)
     return runs, faults
 
 
@@ -236,7 +246,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, torch.Tensor], dict[str, str]]"
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadRun(f"{path} is missing or damaged ({error}); train it again") from None
+        raise BadRun(f"{path} is missing or damaged ({error}); delete it and train again") from None
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -249,31 +259,43 @@ def _run_folders() -> Iterator[Path]:
 
 
 def _read(path: Path, step: int | None) -> Run:
+    again = f"delete {path} and train it again"
     if not (path / "recipe.toml").exists():
-        raise BadRun(f"{path} is damaged: recipe.toml is missing")
+        raise BadRun(f"{path} is damaged: recipe.toml is missing; {again}")
     recipe = read_recipe(path / "recipe.toml")
     if not (path / "run.json").exists():
-        again = f"workbench train {path / 'recipe.toml'} --seeds {recipe.seeds.initialisation} --resume"
-        raise BadRun(f"{path} is not finished; to go on: {again}")
+        home, seed = run_folder(recipe), recipe.seeds.initialisation
+        move = "" if home == path else f"move it to {home}, then "
+        command = f"workbench train {shlex.quote(str(home / 'recipe.toml'))} --seeds {seed} --resume"
+        raise BadRun(f"{path} is not finished; to go on: {move}{command}")
     try:
         results = json.loads((path / "run.json").read_bytes())
-        numbers = [results[key] for key in ("parameters", "steps", "seconds")]
-        numbers += [results[part][key] for part in ("held_out", "train") for key in ("accuracy", "loss")]
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
-            raise ValueError("a figure is no number")
-        hashes = {key: str(results[key]) for key in ("recipe_sha256", "task_sha256", "weights_sha256")}
-        _ = dict(results["held_out"]["measures"]), dict(results["held_out"]["rates"])
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise BadRun(f"{path / 'run.json'} is damaged ({type(error).__name__}: {error}); train it again") from None
-    if hashes["recipe_sha256"] != recipe.sha256:
+        _check_results(results)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise BadRun(f"{path / 'run.json'} is damaged ({type(error).__name__}: {error}); {again}") from None
+    if results["recipe_sha256"] != recipe.sha256:
         raise BadRun(f"{path}: recipe.toml was changed after training; its hash is not the one in run.json")
-    if hashes["task_sha256"] != task_sha256(recipe.task):
-        raise BadRun(f"{path}: the task {recipe.task} was changed after training; train it again")
+    if results["task_sha256"] != task_sha256(recipe.task):
+        raise BadRun(f"{path}: the task {recipe.task} was changed after training; {again}")
     return Run(path, recipe, results, step)
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        raise BadRun(f"{path} is missing; train it again") from None
+def _check_results(results: Any) -> None:
+    """Raises ValueError, KeyError, TypeError or AttributeError unless every figure that is read is there and sound."""
+    rates, numbers = [], [results["seconds"]]
+    for key in ("parameters", "steps"):
+        if type(results[key]) is not int:
+            raise ValueError(f"{key} is no whole number")
+    for part in (results["held_out"], results["train"]):
+        rates += [part["accuracy"], *part["rates"].values()]
+        numbers += [part["loss"], *part["measures"].values()]
+    for n, accuracy in results["held_out"]["by_cluster"].values():
+        numbers.append(n)
+        rates.append(accuracy)
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers + rates):
+        raise ValueError("a figure is no number")
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise ValueError("a rate is not between 0 and 1")
+    for key in ("recipe_sha256", "task_sha256", "weights_sha256"):
+        if type(results[key]) is not str:
+            raise ValueError(f"{key} is no text")

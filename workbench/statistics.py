@@ -41,25 +41,39 @@ def interval(by_seed: Sequence[Clusters], draws: int = 10_000, level: float = 0.
     share their clusters (each has a held-out split of its own), clusters are resampled within each seed drawn.
     """
     low, high = bootstrap(by_seed, draws, level)
-    clusters = np.array([[accuracy for _, accuracy in seed.values()] for seed in by_seed]).mean(axis=0)
-    least, most = wilson(clusters.sum(), len(clusters), clusters.var())
+    if _shared(by_seed):
+        clusters = np.array([[seed[name][1] for name in by_seed[0]] for seed in by_seed]).mean(axis=0)
+    else:
+        clusters = np.array([accuracy for seed in by_seed for _, accuracy in seed.values()])
+    least, most = wilson(float(clusters.sum()), len(clusters), float(clusters.var()))
     return min(low, least), max(high, most)
 
 
 def bootstrap(by_seed: Sequence[Clusters], draws: int = 10_000, level: float = 0.95) -> tuple[float, float]:
     """The percentile bootstrap alone: seeds and clusters drawn with replacement."""
-    names = list(by_seed[0])
-    weights = np.array([[seed[name][0] for name in seed] for seed in by_seed], dtype=float)
-    right = np.array([[n * accuracy for n, accuracy in seed.values()] for seed in by_seed])
-    n_seeds, n_clusters = right.shape
-    shared = all(list(seed) == names for seed in by_seed)
     rng = np.random.default_rng(0)
-    seeds = rng.integers(n_seeds, size=(draws, n_seeds))
-    # [draw, seed or 1, cluster]: one drawing of clusters serves all seeds where they share them
-    clusters = rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=(draws, 1 if shared else n_seeds))
-    totals, counts = ((clusters * of[seeds]).sum(axis=(1, 2)) for of in (right, weights))
-    low, high = np.quantile(totals / counts, [(1 - level) / 2, (1 + level) / 2])
+    n_seeds = len(by_seed)
+    if _shared(by_seed):  # one drawing of clusters serves all seeds
+        names = list(by_seed[0])
+        weights = np.array([[seed[name][0] for name in names] for seed in by_seed], dtype=float)
+        right = np.array([[seed[name][0] * seed[name][1] for name in names] for seed in by_seed])
+        clusters = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+        totals, counts = (clusters @ of.T for of in (right, weights))  # [draw, seed]
+        seeds = rng.integers(n_seeds, size=(draws, n_seeds))
+        means = np.take_along_axis(totals, seeds, 1).sum(axis=1) / np.take_along_axis(counts, seeds, 1).sum(axis=1)
+    else:
+        means = np.zeros(draws)
+        for draw in range(draws):
+            sample = [list(by_seed[s].values()) for s in rng.integers(n_seeds, size=n_seeds)]
+            drawn = np.array([seed[c] for seed in sample for c in rng.integers(len(seed), size=len(seed))])
+            means[draw] = (drawn[:, 0] * drawn[:, 1]).sum() / drawn[:, 0].sum()
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def _shared(by_seed: Sequence[Clusters]) -> bool:
+    """Whether all seeds were scored on the same clusters."""
+    return all(seed.keys() == by_seed[0].keys() for seed in by_seed)
 
 
 def seeds_supported(n: int) -> float:

@@ -272,7 +272,9 @@ def check_folder(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, 
         raise BadRun(f"{folder} holds other files and no run; choose another name")
     state = folder / "trainer.safetensors"
     if (folder / "run.json").exists():
-        if load(folder).results["task_sha256"] != task_sha256(recipe.task):
+        finished = load(folder)
+        finished.check_weights()
+        if finished.results["task_sha256"] != task_sha256(recipe.task):
             raise BadRun(f"the task {recipe.task} was changed since {folder} was trained; move it away")
         return None
     if not state.exists():

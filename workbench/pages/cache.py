@@ -6,6 +6,7 @@ A loaded model is one object for all sessions, which are threads: whoever puts h
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -24,6 +25,8 @@ class Entry:
     name: str
     seed: int
     task: str
+    """Its name; with a piece of its hash where two tasks of one name differ."""
+    task_file: str
     about: str
     score: str
     """How good it is, in words."""
@@ -42,10 +45,17 @@ def entries() -> tuple[list[Entry], list[str]]:
 def _entries(folder: str) -> tuple[list[Entry], list[str]]:
     runs, faults = list_runs()
     found: dict[tuple[str, int], Entry] = {}
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        versions.setdefault(Path(run.recipe.task).stem, set()).add(run.results["task_sha256"])
     for run in runs:
         config = run.recipe.model
         heads = tuple(f"{layer}.{head}" for layer in range(config.n_layers) for head in range(config.n_heads))
-        entry = Entry(run.name, run.seed, run.recipe.task, run.recipe.about, run.score, run.shipped, run.key, heads)
+        stem = Path(run.recipe.task).stem
+        task = stem if len(versions[stem]) == 1 else f"{stem} {run.results['task_sha256'][:6]}"
+        entry = Entry(
+            run.name, run.seed, task, run.recipe.task, run.recipe.about, run.score, run.shipped, run.key, heads
+        )
         found.setdefault((run.name, run.seed), entry)
     return list(found.values()), [str(fault) for fault in faults]
 

@@ -131,7 +131,7 @@ def _name_faults(faults: list[str]) -> None:
 def _change_task(entries: list[Entry]) -> None:
     """A prompt of another task means nothing: go to the task's first model and its own example."""
     entry = min((e for e in entries if e.task == st.session_state.task), key=lambda e: (e.name, e.seed))
-    task = workbench.load_task(entry.task)
+    task = workbench.load_task(entry.task_file)
     st.session_state.model = entry.name
     st.session_state.pair = pairs.ways(task)[0]
     st.session_state.head = MEAN
