@@ -160,6 +160,14 @@ def test_an_output_that_cannot_be_written_is_one_line():
     assert done.returncode == 2 and done.stderr == "cannot write the output (No space left on device)\n"
 
 
+def test_a_file_that_cannot_be_read_is_named(workbench, monkeypatch):
+    def refused():
+        raise PermissionError(13, "Permission denied", "/locked/run.json")
+
+    monkeypatch.setattr("workbench.runs.list_runs", refused)
+    assert workbench("models") == (2, "", "cannot read or write /locked/run.json (Permission denied)\n")
+
+
 def test_an_interrupt_says_how_to_go_on(workbench, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

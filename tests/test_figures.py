@@ -223,6 +223,10 @@ def test_the_sentence_says_what_is_looked_at_most():
         summary(a, ["x", "y"], b, ["x", "y"])
         == "From 1 ‘y’, block 1 looks most at ‘y’ (0.75) in A, at ‘x’ (0.60) in B."
     )
+    tied = [("block 1 · mean of 2 heads", [0.5, 0.5])]
+    assert summary(tied, ["x", "y"]) == "From 1 ‘y’, block 1 looks most at ‘x’ and ‘y’ (0.50 each)."
+    even = [("block 1 · mean of 2 heads", [0.25] * 4)]
+    assert summary(even, list("wxyz")) == "From 3 ‘z’, block 1 looks most at 4 words alike (0.25 each)."
     shorter = [("block 1 · mean of 2 heads", [1.0])]
     assert summary(a, ["x", "y"], shorter, ["z"]) == (
         "A: From 1 ‘y’, block 1 looks most at ‘y’ (0.75). B: From 0 ‘z’, block 1 looks most at ‘z’ (1.00)."

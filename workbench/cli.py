@@ -243,8 +243,10 @@ def main() -> None:
         sys.stdout.flush()
     except WorkbenchError as error:
         _fail(str(error))
-    except OSError as error:  # such as a terminal that is gone, or a full disk behind a redirection
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at exit
+    except OSError as error:
+        if error.filename is not None:
+            _fail(f"cannot read or write {error.filename} ({error.strerror})")
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at exit, and the real one fails
         _fail(f"cannot write the output ({error.strerror})")
     except Exception as error:
         if not hasattr(error, "format_message"):  # the parser's own errors have it; the rest are bugs, shown whole

@@ -122,6 +122,10 @@ def summary(
 
 
 def _most(weights: list[float], tokens: Sequence[str]) -> str:
-    best = max(range(len(weights)), key=weights.__getitem__)
-    index = f"{best} " if tokens.count(tokens[best]) > 1 else ""
-    return f"{index}‘{visible(tokens[best])}’ ({weights[best]:.2f})"
+    """The word that is given most; all of them where two decimals do not tell them apart."""
+    most = f"{max(weights):.2f}"
+    best = [i for i, weight in enumerate(weights) if f"{weight:.2f}" == most]
+    if len(best) > 3:
+        return f"{len(best)} words alike ({most} each)"
+    names = [f"{f'{i} ' if tokens.count(tokens[i]) > 1 else ''}‘{visible(tokens[i])}’" for i in best]
+    return f"{' and '.join(names)} ({most}{' each' if len(best) > 1 else ''})"
