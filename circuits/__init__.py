@@ -1,5 +1,90 @@
-"""The mathematics: tensors in, tensors out, on any model with TransformerLens' surface."""
+"""The mathematics: tensors in, tensors out, on any model with TransformerLens' surface.
 
-from circuits.attention import AttentionMaps, attention_maps, exclusive
+    import workbench as wb
+    from circuits import composition_scores, head_scores
 
-__all__ = ["AttentionMaps", "attention_maps", "exclusive"]
+    model = wb.load("induction-2-attn").model
+    head_scores(model).roles()            # which heads look where, against chance and against a control
+    composition_scores(model, "K").top()  # which earlier head a key reads, as z against the null of random rotations
+
+Every formula, its convention and its source: docs/circuits.md. Names are imported on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from circuits.attention import AttentionMaps, attention_maps, exclusive
+    from circuits.composition import composed, composition_scores, compositions, virtual_heads
+    from circuits.cuts import Path, cut, every_path, path_effects
+    from circuits.errors import CircuitError
+    from circuits.heads import head_scores, qk_trace
+    from circuits.matrices import W_OV, W_QK, direct_path, ov_circuit, qk_circuit, virtual_weights
+    from circuits.memory import bandwidth, memory_management
+    from circuits.scores import Scores
+    from circuits.sequences import in_context_learning_score
+    from circuits.spectra import composition_spectrum, copying_score, eigenvalues, positivity, singular_directions
+    from circuits.surface import folded
+    from circuits.trigrams import factoring_bugs, head_skip_trigrams, skip_trigrams, source_table
+
+_HOME = {
+    "attention": ("AttentionMaps", "attention_maps", "exclusive"),
+    "composition": ("composed", "composition_scores", "compositions", "virtual_heads"),
+    "cuts": ("Path", "cut", "every_path", "path_effects"),
+    "errors": ("CircuitError",),
+    "heads": ("head_scores", "qk_trace"),
+    "matrices": ("W_OV", "W_QK", "direct_path", "ov_circuit", "qk_circuit", "virtual_weights"),
+    "memory": ("bandwidth", "memory_management"),
+    "scores": ("Scores",),
+    "sequences": ("in_context_learning_score",),
+    "trigrams": ("factoring_bugs", "head_skip_trigrams", "skip_trigrams", "source_table"),
+    "spectra": ("composition_spectrum", "copying_score", "eigenvalues", "positivity", "singular_directions"),
+    "surface": ("folded",),
+}
+_MODULE = {name: f"circuits.{module}" for module, names in _HOME.items() for name in names}
+__all__ = [
+    "W_OV",
+    "W_QK",
+    "AttentionMaps",
+    "CircuitError",
+    "Path",
+    "Scores",
+    "attention_maps",
+    "bandwidth",
+    "composed",
+    "composition_scores",
+    "composition_spectrum",
+    "compositions",
+    "copying_score",
+    "cut",
+    "direct_path",
+    "eigenvalues",
+    "every_path",
+    "exclusive",
+    "factoring_bugs",
+    "folded",
+    "head_scores",
+    "head_skip_trigrams",
+    "in_context_learning_score",
+    "memory_management",
+    "ov_circuit",
+    "path_effects",
+    "positivity",
+    "qk_circuit",
+    "qk_trace",
+    "singular_directions",
+    "skip_trigrams",
+    "source_table",
+    "virtual_heads",
+    "virtual_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'circuits' has no attribute {name!r}")
+    return getattr(import_module(_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE])

@@ -174,6 +174,7 @@ SHORTCUTS = {
     "winograd-leaky": {"bag of words": (1, 1), "same bag": (0, 0.1)},
     "bigram": {"current word": (0.17, 0.24), "bag of words": (0, 0.1)},
     "skip-trigram": {"bag of words": (0, 0.5), "current word": (0, 0.2), "fixed look-back": (0, 0)},
+    "latin-square": {"bag of words": (0, 0.25), "current word": (0, 0.12), "fixed look-back": (0, 0)},
     "induction": {"fixed look-back": (0.1, 0.3), "bag of words": (0, 0.1), "current word": (0, 0.1)},
     "induction-fixed": {"fixed look-back": (1, 1), "bag of words": (0, 0.1)},
 }

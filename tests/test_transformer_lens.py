@@ -5,12 +5,11 @@ from typing import Any, Literal, cast
 
 import pytest
 import torch
-from einops import rearrange
+from support import from_native
 from torch import Tensor
 from transformer_lens import patching
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.head_detector import detect_head
-from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import boot_native
 from transformer_lens.tools.analysis import logit_lens
 from transformer_lens.weight_processing import ProcessWeights
@@ -43,31 +42,6 @@ def distance(a: Tensor, b: Tensor) -> float:
 # The same logits as TransformerLens' own model
 
 
-def from_native(native: TransformerBridge, config: ModelConfig) -> Transformer:
-    """Its weights in ours: nn.Linear's [out, in] become [in, out], with a head axis in attention."""
-    names = {"embed.weight": "embed.W_E", "pos_embed.weight": "pos_embed.W_pos", "unembed.bias": "unembed.b_U"}
-    weights = {"unembed.W_U": native.state_dict()["unembed.weight"].T}
-    for name, weight in native.state_dict().items():
-        *path, module, kind = name.split(".")
-        prefix = ".".join(path)
-        if module in ("q", "k", "v"):
-            pattern = "(h d) m -> h m d" if kind == "weight" else "(h d) -> h d"
-            letter = "W" if kind == "weight" else "b"
-            weights[f"{prefix}.{letter}_{module.upper()}"] = rearrange(weight, pattern, h=config.n_heads)
-        elif module == "o" and kind == "weight":
-            weights[f"{prefix}.W_O"] = rearrange(weight, "m (h d) -> h d m", h=config.n_heads)
-        elif module in ("o", "in", "out"):
-            suffix = f"{'W' if kind == 'weight' else 'b'}_{'O' if module == 'o' else module}"
-            weights[f"{prefix}.{suffix}"] = weight.T if kind == "weight" else weight
-        elif module.startswith("ln"):
-            weights[f"{prefix}.{module}.{kind[0]}".removeprefix(".")] = weight
-        elif name in names:
-            weights[names[name]] = weight
-    model = Transformer(config).eval()
-    model.load_state_dict(weights)
-    return model
-
-
 @pytest.mark.parametrize("norm", ["pre", "none"])
 @pytest.mark.parametrize(("d_mlp", "activation", "act_fn"), [
     (0, "gelu", "gelu"), (10, "gelu", "gelu"), (10, "gelu-tanh", "gelu_new"), (10, "relu", "relu"),
@@ -76,8 +50,6 @@ def from_native(native: TransformerBridge, config: ModelConfig) -> Transformer:
 def test_logits_are_those_of_the_native_model(
     norm: str, d_mlp: int, activation: str, act_fn: str, positions: str, theirs: str
 ) -> None:
-    options: dict[str, Any] = SMALL | {"d_model": 12, "d_head": 4, "norm": norm, "positions": positions}
-    config = ModelConfig(**options | {"d_mlp": d_mlp, "activation": activation})
     native = boot_native(TransformerBridgeConfig(
         d_model=12, d_head=4, n_layers=2, n_ctx=6, n_heads=2, d_vocab=7, d_mlp=d_mlp or None, attn_only=not d_mlp,
         act_fn=act_fn, normalization_type="LN" if norm == "pre" else None, positional_embedding_type=theirs,
@@ -86,7 +58,7 @@ def test_logits_are_those_of_the_native_model(
     generator = torch.Generator().manual_seed(0)
     for parameter in native.parameters():  # biases and LayerNorms too, which start at zero and one
         torch.nn.init.normal_(parameter, 0.05, 0.25, generator=generator)
-    assert distance(from_native(native, config)(TOKENS), native(TOKENS)) <= 1e-5
+    assert distance(from_native(native, positions=positions, activation=activation)(TOKENS), native(TOKENS)) <= 1e-5
 
 
 # ActivationCache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from circuits.errors import CircuitError
 from workbench.errors import WorkbenchError
 from workbench.wording import percent
 
@@ -205,6 +206,70 @@ def attention(
         _print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
 
 
+@app.command()
+def inspect(
+    run: Annotated[str, typer.Argument(help="A model's name, or a run's folder.")],
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="A checkpoint.")] = None,
+    draws: Annotated[int, typer.Option(min=39, help="Draws for each null that is drawn.")] = 199,
+    as_json: Json = False,
+) -> None:
+    """Read a model's heads and circuits: scores with their nulls, composition above chance, what its cuts cost."""
+    from workbench.inspect_report import inspect_report
+    from workbench.runs import load
+
+    report = inspect_report(load(run, seed, step), draws)
+    if as_json:
+        print(json.dumps(report.data, indent=1))
+        return
+    for line in report.lines():
+        print(line)
+    for headings, rows, notes in (report.head_table(), report.pair_table()):
+        print()
+        if rows:
+            _print_table(headings, rows)
+        for note in notes:
+            print(f"· {note}")
+    print(f"\n{report.memory_line()}")
+
+
+@app.command()
+def check(
+    fresh: Annotated[int, typer.Option(min=2, help="Freshly initialised models, in which there is nothing.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """Read models whose circuits are known, and models that have none: does the library find what is there?"""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from workbench.check import findings, nulls
+
+    found = list(findings())
+    console = Console(stderr=True)
+    steps = iter(track(range(fresh), "fresh models", console=console, disable=not console.is_terminal, transient=True))
+    shares, roles = nulls(fresh, watch=lambda done: next(steps, None))
+    wrong = sum(not finding.right for finding in found)
+    if as_json:
+        null = {"models": fresh, "heads_with_a_role": roles, "outside_the_band": [asdict(share) for share in shares]}
+        print(json.dumps({"hand_built": [asdict(finding) for finding in found], "fresh": null}, indent=1))
+    else:
+        _print_table(
+            ["", "model", "what", "expected", "found"],
+            [["✓" if f.right else "✗", f.model, f.what, f.expected, f.found] for f in found],
+        )
+        print(f"{len(found) - wrong} of {len(found)} findings on hand-built models are right\n")
+        _print_table(
+            ["score", "outside its 95 % band", "standard error", "scores"],
+            [[s.measure, percent(s.share), percent(s.standard_error), f"{s.n:,}"] for s in shares],
+            right={1, 2, 3},
+        )
+        print(f"on {fresh} freshly initialised models, 5 % by chance; heads with a role: {roles}")
+    if wrong or roles:
+        raise typer.Exit(1)
+
+
 @app.command("app")
 def open_app(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="By default 8501, or the next free one.")] = None,
@@ -241,7 +306,7 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
-    except WorkbenchError as error:
+    except (WorkbenchError, CircuitError) as error:
         _fail(str(error))
     except OSError as error:
         if error.filename is not None:
