@@ -34,3 +34,5 @@ models: $(VENV)/.installed  ## retrain every shipped model from its recipe
 
 tables: $(VENV)/.installed  ## regenerate docs/results
 	$(BIN)/workbench table winograd --seeds 5 --budget full --json docs/results/winograd.json --md docs/results/winograd.md
+	$(BIN)/workbench table induction_heads --seeds 16 --budget full --json docs/results/induction_heads.json --md docs/results/induction_heads.md
+	$(BIN)/workbench table mechanisms --seeds 16 --budget full --json docs/results/mechanisms.json --md docs/results/mechanisms.md

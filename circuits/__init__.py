@@ -1,9 +1,7 @@
 """The mathematics: tensors in, tensors out, on any model with TransformerLens' surface.
 
-    import workbench as wb
     from circuits import composition_scores, head_scores
 
-    model = wb.load("induction-2-attn").model
     head_scores(model).roles()            # which heads look where, against chance and against a control
     composition_scores(model, "K").top()  # which earlier head a key reads, as z against the null of random rotations
 
@@ -15,31 +13,47 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from circuits.attention import AttentionMaps, attention_maps, exclusive
+    from circuits.chains import two_hops
+    from circuits.claims import Claim
     from circuits.composition import composed, composition_scores, compositions, virtual_heads
-    from circuits.cuts import Path, cut, every_path, path_effects
+    from circuits.cuts import Edge, Path, cut, every_path, force, path_effects
+    from circuits.decompose import chain_contributions, decompose_attention_scores, decompose_logits
+    from circuits.effects import edge_effects
     from circuits.errors import CircuitError
+    from circuits.examples import Examples
     from circuits.heads import head_scores, qk_trace
     from circuits.matrices import W_OV, W_QK, direct_path, ov_circuit, qk_circuit, virtual_weights
     from circuits.memory import bandwidth, memory_management
     from circuits.scores import Scores
+    from circuits.scrubbing import induction_explained
     from circuits.sequences import in_context_learning_score
+    from circuits.smallest import smallest_circuit
     from circuits.spectra import composition_spectrum, copying_score, eigenvalues, positivity, singular_directions
     from circuits.surface import folded
+    from circuits.terms import term_importance
     from circuits.trigrams import factoring_bugs, head_skip_trigrams, skip_trigrams, source_table
 
 _HOME = {
     "attention": ("AttentionMaps", "attention_maps", "exclusive"),
     "composition": ("composed", "composition_scores", "compositions", "virtual_heads"),
-    "cuts": ("Path", "cut", "every_path", "path_effects"),
+    "chains": ("two_hops",),
+    "claims": ("Claim",),
+    "cuts": ("Edge", "Path", "cut", "every_path", "force", "path_effects"),
+    "decompose": ("chain_contributions", "decompose_attention_scores", "decompose_logits"),
+    "effects": ("edge_effects",),
     "errors": ("CircuitError",),
+    "examples": ("Examples",),
     "heads": ("head_scores", "qk_trace"),
     "matrices": ("W_OV", "W_QK", "direct_path", "ov_circuit", "qk_circuit", "virtual_weights"),
     "memory": ("bandwidth", "memory_management"),
     "scores": ("Scores",),
+    "scrubbing": ("induction_explained",),
     "sequences": ("in_context_learning_score",),
     "trigrams": ("factoring_bugs", "head_skip_trigrams", "skip_trigrams", "source_table"),
+    "smallest": ("smallest_circuit",),
     "spectra": ("composition_spectrum", "copying_score", "eigenvalues", "positivity", "singular_directions"),
     "surface": ("folded",),
+    "terms": ("term_importance",),
 }
 _MODULE = {name: f"circuits.{module}" for module, names in _HOME.items() for name in names}
 __all__ = [
@@ -47,25 +61,34 @@ __all__ = [
     "W_QK",
     "AttentionMaps",
     "CircuitError",
+    "Claim",
+    "Edge",
+    "Examples",
     "Path",
     "Scores",
     "attention_maps",
     "bandwidth",
+    "chain_contributions",
     "composed",
     "composition_scores",
     "composition_spectrum",
     "compositions",
     "copying_score",
     "cut",
+    "decompose_attention_scores",
+    "decompose_logits",
     "direct_path",
+    "edge_effects",
     "eigenvalues",
     "every_path",
     "exclusive",
     "factoring_bugs",
     "folded",
+    "force",
     "head_scores",
     "head_skip_trigrams",
     "in_context_learning_score",
+    "induction_explained",
     "memory_management",
     "ov_circuit",
     "path_effects",
@@ -74,7 +97,10 @@ __all__ = [
     "qk_trace",
     "singular_directions",
     "skip_trigrams",
+    "smallest_circuit",
     "source_table",
+    "term_importance",
+    "two_hops",
     "virtual_heads",
     "virtual_weights",
 ]

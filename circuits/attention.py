@@ -17,6 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.errors import BadModel
+from circuits.surface import check_surface
+
 _locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _lock_of_locks = threading.Lock()
 
@@ -56,9 +59,12 @@ def attention_maps(model: Any, tokens: Tensor) -> AttentionMaps:
         raise ValueError(f"tokens have shape {list(tokens.shape)}; expected one prompt, [1, position]")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise ValueError(f"tokens are {tokens.dtype}; expected whole numbers")
+    check_surface(model)
     names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
     with exclusive(model), torch.no_grad():
         logits, cache = model.run_with_cache(tokens, names_filter=names)
+    if not bool(logits.isfinite().all()):
+        raise BadModel("the model's logits are not finite; it diverged in training, or its file is damaged")
     length = tokens.shape[1]
     patterns = [cache[name][0].detach() for name in names]
     return AttentionMaps(

@@ -12,10 +12,11 @@ LONGEST tokens long.
 factors of one head in the same context, attention and OV, in closed form.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -23,11 +24,14 @@ from torch import Tensor
 
 from circuits.attention import exclusive
 from circuits.errors import NoSuchPart, Undefined
-from circuits.surface import positions, read
+from circuits.surface import positions, post_norm, read
 
 LONGEST = 16  # tokens of a context
 BUDGET = 64 * 2**20  # bytes of one streamed block
 FILLER = -1  # stands for the filler where a source token is expected
+
+Token = SupportsIndex | str
+"""A token by its number, or by its name if the model knows names."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,21 @@ class Factors:
         """Of every source, the highest attention and the highest OV entry."""
         return _highest(self.keys, self.queries.T).sigmoid(), _highest(self.values, self.right)
 
+    def most(self, sources: Int[Tensor, "source"]) -> Float[Tensor, "destination"]:
+        """Every destination's highest attention to any of these sources."""
+        blocks = blocks_of(len(sources), len(self.queries) * self.queries.element_size())
+        return torch.stack([self.attention(sources[block]).amax(0) for block in blocks]).amax(0)
+
 
 class Context:
     """The canonical context of one model. Raises: NoSuchPart for a length it cannot have; Undefined without heads."""
 
     def __init__(self, model: Any, length: int | None = None):
-        config = getattr(model, "config", None)
         norm = getattr(model.cfg, "normalization_type", None) if hasattr(model, "cfg") else None
-        if getattr(config, "norm", None) == "post" or norm not in (None, "LN", "LNPre"):
+        if post_norm(model) or norm not in (None, "LN", "LNPre"):
+            kind = "LayerNorm after each addition" if post_norm(model) else f"normalisation {norm}"
             raise Undefined(
-                "skip-trigrams are read with LayerNorm before each sub-layer or none, not after the addition"
+                f"skip-trigrams are undefined for {kind}; expected a model with LayerNorm before sub-layers, or none"
             )
         self.model, self.normed = model, norm is not None
         self.w = read(model, fold=self.normed, inside=False)
@@ -79,13 +88,34 @@ class Context:
         self.filler = quiet.to(raw) @ raw / quiet.sum()
         self._filler = quiet.to(self.w.W_E) @ self.w.W_E / quiet.sum()  # the same, of the weights as read
 
-    def known(self, tokens: int | Sequence[int]) -> list[int]:
-        """These tokens, once each. Raises: NoSuchPart."""
-        chosen = list(dict.fromkeys([tokens] if isinstance(tokens, int) else tokens))
-        for token in chosen:
-            if not 0 <= token < self.w.d_vocab:
-                raise NoSuchPart(f"no token {token}: this model's vocabulary goes from 0 to {self.w.d_vocab - 1}")
-        return chosen
+    def token(self, name: Token) -> int:
+        """The number of one token. Raises: NoSuchPart."""
+        try:
+            number = int(self.model.to_single_token(name)) if isinstance(name, str) else index(name)
+        except Exception:  # a model without such a name, or without names at all, says so in a way of its own
+            raise NoSuchPart(
+                f"no token {name!r}; expected its number, or its name where the model knows names"
+            ) from None
+        if not 0 <= number < self.w.d_vocab:
+            raise NoSuchPart(f"no token {number}: this model's vocabulary goes from 0 to {self.w.d_vocab - 1}")
+        return number
+
+    def known(self, tokens: Token | Iterable[Token]) -> list[int]:
+        """These tokens, or this one, once each. Raises: NoSuchPart."""
+        several = isinstance(tokens, Iterable) and not isinstance(tokens, str) and getattr(tokens, "ndim", 1)
+        return list(dict.fromkeys(self.token(token) for token in (tokens if several else [tokens])))  # pyright: ignore
+
+    def named(self, tokens: Int[Tensor, "..."], names: Sequence[str] | None) -> dict[int, str] | None:
+        """Names of these tokens: the caller's, the model's own, or none. Raises: NoSuchPart."""
+        shown = sorted(set(tokens.flatten().tolist()))
+        if names is not None:
+            if shown and shown[-1] >= len(names):
+                raise NoSuchPart(f"{len(names)} names, but token {shown[-1]} needs one; give a name for every token")
+            return {token: str(names[token]) for token in shown}
+        try:
+            return {token: self.model.to_single_str_token(token) for token in shown}
+        except Exception:  # a model without a tokenizer says so in a way of its own
+            return None
 
     def run(
         self, sources: Int[Tensor, "row"], destinations: Int[Tensor, "row"], keep: Sequence[str] = ()

@@ -22,23 +22,27 @@ A z says that two heads are not turned against each other at random. It does not
 trained models nearly every pair leaves the band, many of them downwards. Rank by it, then cut (`circuits.cuts`).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from circuits.errors import NoSuchPart, Undefined
+from circuits.errors import NoSuchPart
+from circuits.matrices import Circuit
 from circuits.nulls import Beta
 from circuits.scores import Scores, without_dead
-from circuits.surface import Head, Weights, head_name, head_of, input_factor, output_factor, read
+from circuits.surface import Head, Weights, check_stream, head_name, head_of, read
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Kind = Literal["Q", "K", "V"]
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
-BLOCK = 64  # rows of the Gram matrices at a time
+ROWS, COLUMNS = 64, 256  # of the Gram matrices at a time: of all heads together they stay in a processor's cache
 NULL = "writer and reader turned against each other at random, spectra kept; closed form"
 
 
@@ -70,50 +74,64 @@ def compositions(model: Any, kinds: tuple[Kind, ...] = KINDS, *, fold: bool = Tr
     for kind in kinds:
         if kind not in KINDS:
             raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
-    if not getattr(getattr(model, "config", None), "residual", True):
-        raise Undefined("composition is undefined where sub-layers replace the token: nothing is added to a stream")
-    weights = read(model, fold)
-    writers = _parts(output_factor(weights.W_V, weights.W_O))
-    readers = {kind: _parts(input_factor(*_read_by(weights, kind))) for kind in kinds}
-    norms = _norms_squared(writers, list(readers.values()), weights.n_layers)
-    return {kind: _scores(weights, kind, writers, readers[kind], norms[i]) for i, kind in enumerate(kinds)}
+    check_stream(model)
+    w = read(model, fold)
+    writers, readers = _grams(w, ("O",)), _grams(w, kinds)
+    norms = _norms_squared(writers, readers, w.n_layers)  # readers by layer, kind, head: all kinds in one product
+    norms = norms.unflatten(1, (-1, len(kinds), w.n_heads)) if norms.numel() else norms.new_zeros(0, 0, len(kinds), 0)
+    return {
+        kind: _scores(w, kind, writers, readers.of(i, w), norms[:, :, i].flatten(1)) for i, kind in enumerate(kinds)
+    }
 
 
-def composed(
-    model: Any, kind: Kind, writer: str | Head, reader: str | Head, *, fold: bool = True
-) -> tuple[Tensor, Tensor]:
-    """The composed matrix of one pair between tokens, as two factors [d_vocab, d_head] and [d_head, d_vocab].
+def composed(model: Any, kind: Kind, writer: str | Head, reader: str | Head, *, fold: bool = True) -> Circuit:
+    """The composed matrix of one pair between tokens, [d_vocab, d_vocab], of rank d_head.
 
     Q: W_E W_OV¹ W_QK² W_Eᵀ and K: W_E W_QK² W_OV¹ᵀ W_Eᵀ, [destination token, source token]; the token that head 1
     moved stands on the query side for Q and on the key side for K. V: W_E W_OV¹ W_OV² W_U, [source token, output
     token], the virtual head. What it does on its own is in its eigenvalues (`circuits.spectra.composition_spectrum`):
     K-composition that matches tokens has positive ones. Raises: NoSuchPart.
     """
+    check_stream(model)
     w = read(model, fold)
     (l1, h1), (l2, h2) = head_of(writer, w), head_of(reader, w)
     if l1 >= l2:
         raise NoSuchPart(f"head {head_name(l2, h2)} does not read head {head_name(l1, h1)}: it is not in a later layer")
     moved = w.W_V[l1, h1], w.W_O[l1, h1]
     q, k = w.W_Q[l2, h2], w.W_K[l2, h2]
+    token, own = ("destination token", "source token"), ("source token", "output token")
     if kind == "Q":
-        return w.W_E @ moved[0], moved[1] @ q @ k.T @ w.W_E.T
+        return Circuit(w.W_E @ moved[0], moved[1] @ q @ k.T @ w.W_E.T, *token, w.basis)
     if kind == "K":
-        return w.W_E @ q, k.T @ moved[1].T @ moved[0].T @ w.W_E.T
+        return Circuit(w.W_E @ q, k.T @ moved[1].T @ moved[0].T @ w.W_E.T, *token, w.basis)
     if kind == "V":
-        return w.W_E @ moved[0], moved[1] @ w.W_V[l2, h2] @ w.W_O[l2, h2] @ w.W_U
+        right = moved[1] @ w.W_V[l2, h2] @ w.W_O[l2, h2] @ w.W_U
+        return Circuit(w.W_E @ moved[0], right, *own, w.basis)
     raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VirtualHead:
     """Two heads in a row, on one prompt: what head 2 moves of what head 1 moved."""
 
     pattern: Float[Tensor, "destination source"]
     """A² A¹: rows sum to 1, since both patterns' do."""
-    factors: tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head d_model"]]
-    """W_OV¹ W_OV² = factors[0] @ factors[1]."""
+    ov: Circuit
+    """W_OV¹ W_OV²: from the stream at head 1's source to what head 2 writes."""
     writer: Head
     reader: Head
+
+    def to_frame(self) -> "DataFrame":
+        """One row for each destination and source: what the two patterns move in a row."""
+        from pandas import DataFrame
+
+        at = torch.ones_like(self.pattern).tril().nonzero()
+        weights = self.pattern[at[:, 0], at[:, 1]].tolist()
+        return DataFrame({"destination": at[:, 0].tolist(), "source": at[:, 1].tolist(), "weight": weights})
+
+    def __repr__(self) -> str:
+        pair = f"{head_name(*self.writer)} → {head_name(*self.reader)}"
+        return f"virtual head {pair} on {len(self.pattern)} tokens, {self.ov.basis} weights"
 
 
 def virtual_heads(
@@ -126,94 +144,117 @@ def virtual_heads(
     """
     from circuits.attention import attention_maps
 
-    w = read(model)
+    check_stream(model)
+    w = read(model, inside=False)
     every: list[str | Head] = [(layer, head) for layer in range(w.n_layers) for head in range(w.n_heads)]
     patterns = attention_maps(model, tokens).patterns
     for h1 in [head_of(name, w) for name in (every if writers is None else writers)]:
         for h2 in [head_of(name, w) for name in (every if readers is None else readers)]:
             if h1[0] < h2[0]:
-                right = w.W_O[h1] @ w.W_V[h2] @ w.W_O[h2]
-                yield VirtualHead(patterns[h2] @ patterns[h1], (w.W_V[h1], right), h1, h2)
+                ov = Circuit(w.W_V[h1], w.W_O[h1] @ w.W_V[h2] @ w.W_O[h2], "source", "written", w.basis)
+                yield VirtualHead(patterns[h2] @ patterns[h1], ov, h1, h2)
 
 
-def _read_by(w: Weights, kind: Kind) -> tuple[Tensor, Tensor]:
-    """B's two factors: what reads the stream [layer, head, d_model, d_head], and the rest [layer, head, d_head, …]."""
-    if kind == "Q":
-        return w.W_Q, w.W_K.mT
-    if kind == "K":
-        return w.W_K, w.W_Q.mT
-    return w.W_V, w.W_O
+@dataclass(frozen=True)
+class _Grams:
+    """Gram matrices G = F S Fᵀ, [d_model, d_model], in factors: of every writer, or of every reader."""
+
+    outer: Float[Tensor, "part d_model d_head"]
+    """F: W_Oᵀ of writers, W_Q, W_K or W_V of readers."""
+    scaled: Float[Tensor, "part d_head d_model"]
+    """S Fᵀ. S is the small Gram matrix of what stands on the other side: W_VᵀW_V of writers."""
+    trace: Float[Tensor, "part"]
+    unequal: Float[Tensor, "part"]
+    """How unequal the eigenvalues of G are: ‖G‖²/trace² − 1/width."""
+
+    def tile(self, rows: slice, columns: slice, room: Float[Tensor, "entries"]) -> Float[Tensor, "part row column"]:
+        """Part of each matrix. It is written into `room`: getting new memory for it would take as long again."""
+        left, right = self.outer[:, rows], self.scaled[:, :, columns]
+        shape = len(left), left.shape[1], right.shape[2]
+        return torch.bmm(left, right, out=room[: math.prod(shape)].view(shape))
+
+    def of(self, kind: int, w: Weights) -> "_Grams":
+        """One kind of readers."""
+        kinds = len(self.trace) // max((w.n_layers - 1) * w.n_heads, 1)
+        parts = {
+            name: x.unflatten(0, (-1, max(kinds, 1), w.n_heads))[:, kind].flatten(0, 1)
+            for name, x in vars(self).items()
+        }
+        return _Grams(**parts)
 
 
-def _parts(factors: Float[Tensor, "layer head rank d_model"]) -> Float[Tensor, "part rank d_model"]:
-    return rearrange(factors, "l h d m -> (l h) d m")
+def _grams(w: Weights, kinds: tuple[str, ...]) -> _Grams:
+    """AᵀA of the writers ("O") of all layers but the last, or BBᵀ of the readers of all but the first, by layer, kind
+    and head.
+
+    With M = FᵀF, trace G = tr(S M) and ‖G‖² = tr(S M S M), so that only matrices of d_head × d_head are multiplied.
+    """
+    layers = slice(0, max(w.n_layers - 1, 0)) if kinds == ("O",) else slice(1, None)
+    outer = {"O": w.W_O.mT, "Q": w.W_Q, "K": w.W_K, "V": w.W_V}
+    other = {"O": "V", "Q": "K", "K": "Q", "V": "O"}
+    small = {x: outer[x][layers].mT @ outer[x][layers] for x in {*kinds, *(other[x] for x in kinds)}}
+    F, S, M = (
+        parts[0].flatten(0, 1) if len(parts) == 1 else torch.stack(parts, 1).flatten(0, 2)
+        for parts in ([outer[x][layers] for x in kinds], [small[other[x]] for x in kinds], [small[x] for x in kinds])
+    )
+    product = S @ M
+    trace = product.diagonal(dim1=1, dim2=2).double().sum(1).clamp(min=0)
+    size = (product * product.mT).double().sum((1, 2))
+    return _Grams(F, S @ F.mT, trace, (size / trace.clamp(min=1e-300) ** 2 - 1 / w.width).clamp(min=0))
 
 
-def _norms_squared(writers: Tensor, readers: list[Tensor], n_layers: int) -> list[Float[Tensor, "writer reader"]]:
-    """⟨PᵀP, NᵀN⟩ for every pair with an earlier writer, for several sets of readers; 0 elsewhere."""
-    parts, _, width = writers.shape
-    total = [torch.zeros(parts, parts, dtype=writers.dtype, device=writers.device) for _ in readers]
-    for start in range(0, width, BLOCK):
-        stop = min(start + BLOCK, width)
-        left = _gram_rows(writers, start, stop)
-        left[:, :, stop - start :] *= 2  # what stands behind the diagonal stands for two equal entries
-        left = left.flatten(1)
-        for kind, reader in enumerate(readers):
-            right = _gram_rows(reader, start, stop).flatten(1)
-            for rows, columns in _earlier(n_layers, parts // max(n_layers, 1)):
-                total[kind][rows, columns] += left[rows] @ right[columns].T
+def _norms_squared(writers: _Grams, readers: _Grams, n_layers: int) -> Float[Tensor, "writer reader"]:
+    """⟨AᵀA, BBᵀ⟩ for every pair with an earlier writer; 0 elsewhere."""
+    parts, width, _ = writers.outer.shape
+    total = writers.outer.new_zeros(parts, len(readers.outer))
+    blocks = _earlier(n_layers, *(len(part) // max(n_layers - 1, 1) for part in (writers.outer, readers.outer)))
+    rooms = [total.new_empty(len(grams.outer) * ROWS * COLUMNS) for grams in (writers, readers)]
+    for start in range(0, width, ROWS):
+        rows = slice(start, start + ROWS)
+        for first in range(start, width, COLUMNS):
+            columns = slice(first, first + COLUMNS)
+            left = writers.tile(rows, columns, rooms[0])
+            # what stands behind the diagonal stands for two equal entries
+            left[:, :, max(0, start + ROWS - first) :] *= 2
+            left, right = left.flatten(1), readers.tile(rows, columns, rooms[1]).flatten(1)
+            for earlier, later in blocks:
+                total[earlier, later].addmm_(left[earlier], right[later].T)
     return total
 
 
-def _gram_rows(factors: Tensor, start: int, stop: int) -> Float[Tensor, "part row column"]:
-    """Rows start … stop of FᵀF, from the diagonal on."""
-    return factors[:, :, start:stop].mT @ factors[:, :, start:]
-
-
-def _earlier(n_layers: int, heads: int) -> list[tuple[slice, slice]]:
+def _earlier(n_layers: int, writers: int, readers: int) -> list[tuple[slice, slice]]:
     """Blocks of (writers, readers) that together hold every pair in the right order, and no other: halves, then
-    halves of halves, so that few and large products do it."""
-    if n_layers < 2:
-        return []
-    half = n_layers // 2
-    first = slice(0, half * heads), slice(half * heads, n_layers * heads)
-    behind = [
-        (slice(a.start + half * heads, a.stop + half * heads), slice(b.start + half * heads, b.stop + half * heads))
-        for a, b in _earlier(n_layers - half, heads)
-    ]
-    return [first, *_earlier(half, heads), *behind]
+    halves of halves, so that few and large products do it. So many of each in a layer; readers count from layer 1."""
+
+    def blocks(first: int, last: int) -> list[tuple[slice, slice]]:
+        if last - first < 2:
+            return []
+        half = (first + last) // 2
+        here = slice(first * writers, half * writers), slice((half - 1) * readers, (last - 1) * readers)
+        return [here, *blocks(first, half), *blocks(half, last)]
+
+    return blocks(0, n_layers)
 
 
-def _scores(w: Weights, kind: Kind, writers: Tensor, readers: Tensor, squared: Tensor) -> CompositionScores:
-    a, unequal_a = _spectrum(writers, w.width)
-    b, unequal_b = _spectrum(readers, w.width)
-    layer = torch.arange(w.n_layers, device=writers.device).repeat_interleave(w.n_heads)
+def _scores(w: Weights, kind: Kind, writers: _Grams, readers: _Grams, squared: Tensor) -> CompositionScores:
+    layer = torch.arange(w.n_layers, device=squared.device).repeat_interleave(w.n_heads)
     defined = layer[:, None] < layer[None]
     first, second = defined.nonzero(as_tuple=True)
-    share = squared[first, second].double() / (a[first] * b[second]).clamp(min=1e-300)
-    variance = 2 * unequal_a[first] * unequal_b[second] / max((w.width - 1) * (w.width + 2), 1)
+    behind = second - w.n_heads  # readers count from layer 1
+    a, b = writers.trace[first], readers.trace[behind]
+    share = squared[first, behind].double() / (a * b).clamp(min=1e-300)
+    variance = 2 * writers.unequal[first] * readers.unequal[behind] / max((w.width - 1) * (w.width + 2), 1)
     null = Beta.of(1 / w.width, variance)
-    low, high = null.band().sqrt()
 
     def all_pairs(values: Tensor) -> Tensor:
-        whole = torch.zeros(defined.shape, dtype=writers.dtype, device=writers.device)
+        whole = torch.zeros(defined.shape, dtype=values.dtype if values.dtype == torch.bool else squared.dtype)
+        whole = whole.to(squared.device)
         whole[first, second] = values.to(whole)
         return whole.reshape((w.n_layers, w.n_heads) * 2)
 
-    scores, mean, sd, p = (
-        all_pairs(x) for x in (share.sqrt(), null.root_mean, null.root_sd, null.p(share.clamp(max=1)))
-    )
-    dead = ((a == 0)[:, None] | (b == 0)[None]) & defined
     made = CompositionScores(
-        f"{kind}-composition", scores, mean, sd, torch.stack([all_pairs(low), all_pairs(high)]), p,
-        ("writer", "reader"), NULL, w.basis, defined.reshape(scores.shape), dead.reshape(scores.shape), kind,
+        f"{kind}-composition", all_pairs(share.sqrt()), all_pairs(null.root_mean), all_pairs(null.root_sd),
+        torch.stack([all_pairs(end) for end in null.band().sqrt()]), all_pairs(null.p(share)), ("writer", "reader"),
+        NULL, w.basis, all_pairs(torch.ones_like(first, dtype=torch.bool)), all_pairs((a == 0) | (b == 0)), kind,
     )  # fmt: skip
     return cast(CompositionScores, without_dead(made))
-
-
-def _spectrum(factors: Tensor, width: int) -> tuple[Float[Tensor, "part"], Float[Tensor, "part"]]:
-    """The trace a of each Gram matrix, and how unequal its eigenvalues are: ‖G‖²/a² − 1/width."""
-    small = (factors @ factors.mT).double()
-    trace = small.diagonal(dim1=1, dim2=2).sum(1)
-    unequal = small.pow(2).sum((1, 2)) / trace.clamp(min=1e-300) ** 2 - 1 / width
-    return trace, unequal.clamp(min=0)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from circuits.attention import exclusive
 from circuits.edges import Edge, Reference, Resolved, check_replacement, edge_hooks, forcing_hook, reference, resolve
-from circuits.errors import NoSuchPart, Undefined
-from circuits.examples import Examples, Place
+from circuits.errors import BadModel, NoSuchPart, Undefined
+from circuits.examples import Examples, Place, clustered_error
 from circuits.hooks import on
 from circuits.paths import Path, check_paths, every_path, path_hooks
 from circuits.sequences import PLACES, places
@@ -57,7 +57,7 @@ _lock = threading.Lock()
 @contextmanager
 def cut(
     model: Any,
-    paths: Path | Edge | Sequence[Path | Edge],
+    edges_or_paths: Edge | Path | Sequence[Edge | Path],
     replacement: str = "mean",
     *,
     what: str = "contribution",
@@ -82,12 +82,14 @@ def cut(
     attention), for active dropout, for a key or value that several heads share, for what is cut already, and in a
     forward pass for one sequence with "mean".
     """
-    both = (paths,) if isinstance(paths, (Path, Edge)) else tuple(dict.fromkeys(paths))
-    own_paths, own_edges = (tuple(x for x in both if isinstance(x, kind)) for kind in (Path, Edge))
+    given = (edges_or_paths,) if isinstance(edges_or_paths, (Edge, Path)) else tuple(dict.fromkeys(edges_or_paths))
+    own_paths = tuple(one for one in given if isinstance(one, Path))
+    own_edges = tuple(one for one in given if isinstance(one, Edge))
     if (own_paths or not own_edges) and replacement not in ("mean", "zero"):
         raise NoSuchPart(f"{replacement!r} is no replacement; expected mean or zero")
     with exclusive(model):
-        check_paths(model, own_paths)
+        if own_paths or not own_edges:
+            check_paths(model, own_paths)
         with _lock:
             state = _states.setdefault(model, _State())
         if again := [path for path in own_paths if path in state.paths]:
@@ -157,6 +159,8 @@ class PathEffects:
     """The measure with the cut minus that without, for each sequence."""
     moved: Float[Tensor, "cut"]
     """How far the readers' attention moved, 0 … 1: half the sum of |difference| over sources, mean over the rest."""
+    cluster: Int[Tensor, "sequence"]
+    """Which sequences go together: their errors are not independent."""
     d_vocab: int
     replacement: str
 
@@ -166,7 +170,12 @@ class PathEffects:
 
     @property
     def standard_error(self) -> Float[Tensor, "cut"]:
-        return self.changes.std(1) / math.sqrt(self.changes.shape[1])
+        """Over sequences, or over clusters of them."""
+        return clustered_error(self.changes, self.cluster)
+
+    @property
+    def _freedom(self) -> int:
+        return int(self.cluster.max())  # clusters less one
 
     @property
     def z(self) -> Float[Tensor, "cut"]:
@@ -175,13 +184,13 @@ class PathEffects:
 
     @property
     def p(self) -> Float[Tensor, "cut"]:
-        """Two-sided, from Student's t distribution."""
-        return torch.as_tensor(2 * stdtr(self.changes.shape[1] - 1, -self.z.abs().numpy())).to(self.z)
+        """Two-sided, from Student's t distribution with as many degrees of freedom as clusters less one."""
+        return torch.as_tensor(2 * stdtr(self._freedom, -self.z.abs().numpy())).to(self.z)
 
     @property
     def interval(self) -> Float[Tensor, "two cut"]:
         """95 % interval of the mean."""
-        half = float(stdtrit(self.changes.shape[1] - 1, 0.975)) * self.standard_error
+        half = float(stdtrit(self._freedom, 0.975)) * self.standard_error
         return torch.stack([self.mean - half, self.mean + half])
 
     def confirmed(self, level: float = 0.05, share: float = 0.05) -> Bool[Tensor, "cut"]:
@@ -224,18 +233,24 @@ class PathEffects:
     @property
     def _heading(self) -> str:
         what = self.measure.replace("_", "-") + " attention of the readers" * (self.measure in ATTENTION)
-        return f"Change of the {what} when paths are cut ({self.replacement}), {self.clean.shape[1]} sequences"
+        return f"Change of the {what} when paths are cut ({self.replacement}), {self._sample}"
+
+    @property
+    def _sample(self) -> str:
+        n, groups = self.clean.shape[1], self._freedom + 1
+        return f"{n} sequences" + ("" if groups == n else f" in {groups} clusters")
 
 
 def path_effects(
     model: Any,
     tokens: Int[Tensor, "sequence position"],
-    paths: Sequence[Path | Sequence[Path]],
+    paths: Path | Sequence[Path | Sequence[Path]],
     *,
     together: bool = False,
     replacement: str = "mean",
     positions: slice | Sequence[int] | None = None,
     measure: str | Callable[[Tensor, Tensor], Tensor] = LOSS,
+    clusters: Sequence[str] | None = None,
 ) -> PathEffects:
     """What each path is worth: the change of the loss when it is cut, sequence by sequence.
 
@@ -244,17 +259,25 @@ def path_effects(
     token is predicted (`positions`, counted from 0, such as slice(24, None)). In its place `measure` is one of
     ATTENTION, the attention score of the readers themselves as in `circuits.heads` (mean over these positions and the
     readers of a cut, nothing subtracted), or a function of logits and tokens that gives one number for each sequence.
+    `clusters`: a name for each sequence; those of one name err together (the sentences of a noun pair), and standard
+    error and p go by clusters. By default sequences are taken as independent.
 
     Raises: what `cut` raises; NoSuchPart for another measure; ValueError for fewer than two sequences or tokens, no
-    paths, no positions or none that the measure could see.
+    paths, no positions or none that the measure could see; BadModel where the clean run is not finite.
     """
+    paths = [paths] if isinstance(paths, Path) else paths
     if isinstance(measure, str) and measure not in (LOSS, *ATTENTION):
         raise NoSuchPart(f"{measure!r} is no measure; expected one of {', '.join(ATTENTION)}, or a function")
     singles = tuple((path,) if isinstance(path, Path) else tuple(path) for path in paths)
     cuts = (tuple(path for group in singles for path in group),) if together else singles
     if not all(cuts) or not cuts:
         raise ValueError("no paths to cut; give at least one")
+    check_paths(model, tuple({path for group in cuts for path in group}))
     chosen = _chosen(tokens, positions)
+    names = [str(i) for i in range(len(tokens))] if clusters is None else list(clusters)
+    if len(names) != len(tokens):
+        raise ValueError(f"{len(names)} clusters for {len(tokens)} sequences; expected one for each")
+    known = {name: i for i, name in enumerate(dict.fromkeys(names))}
     where = _places(tokens, chosen, measure) if isinstance(measure, str) and measure != LOSS else None
 
     def run(readers: set[Head]) -> tuple[Tensor, dict[Head, Tensor]]:
@@ -268,6 +291,8 @@ def path_effects(
     before, changes, moved = [], [], []
     with exclusive(model), torch.no_grad():
         clean, patterns = run({path.reader for group in cuts for path in group})
+        if not bool(clean.isfinite().all()):
+            raise BadModel("what is measured is not finite before any cut; the model diverged, or its file is damaged")
         for group in cuts:
             readers = {path.reader for path in group}
             with cut(model, group, replacement):
@@ -279,9 +304,10 @@ def path_effects(
             before.append(pair[0])
             changes.append(pair[1] - pair[0])
             moved.append((news - olds).abs().sum(-1).mean() / 2)
-    name = measure if isinstance(measure, str) else getattr(measure, "__name__", "measure")
+    measured = measure if isinstance(measure, str) else getattr(measure, "__name__", "measure")
     values, change, moves = (torch.stack(each).float().cpu() for each in (before, changes, moved))
-    return PathEffects(name, cuts, values, change, moves, int(model.cfg.d_vocab), replacement)
+    cluster = torch.tensor([known[name] for name in names])
+    return PathEffects(measured, cuts, values, change, moves, cluster, int(model.cfg.d_vocab), replacement)
 
 
 def _label(paths: tuple[Path, ...]) -> str:

@@ -101,14 +101,14 @@ def reference(
     return Reference(patterns, values, own)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Resolved:
     """An edge with its positions and heads worked out."""
 
     edge: Edge
     heads: tuple[int, ...]
-    destination: Int[Tensor, "one_or_example"]
-    source: Int[Tensor, "one_or_example"]
+    destination: Int[Tensor, "_"]
+    source: Int[Tensor, "_"]
 
     def __and__(self, other: "Resolved") -> bool:
         """Whether they share a term in some example."""
@@ -147,12 +147,13 @@ def edge_hooks(
     for layer in layers:
         own = [edge for edge in edges if edge.edge.layer == layer]
         name = f"blocks.{layer}.attn.hook_"
+        if what != "knock-out":
+            check_own_weights(model, layer, "V")
         if what in ("pattern", "knock-out"):
             change = partial(_knocked_out if what == "knock-out" else _other_pattern, edges=own)
             replaced = {} if what == "knock-out" else {"replacement": replacement, "taken_from": taken_from}
             hooks.append(Hook(model, f"{name}pattern", partial(change, **replaced)))
             continue
-        check_own_weights(model, layer, "V")
         noted: dict[str, Tensor] = {}
         noting = [Hook(model, f"{name}{kind}", partial(_note, noted=noted, kind=kind)) for kind in ("v", "pattern")]
         sums = partial(_other_sums, edges=own, noted=noted, what=what, replacement=replacement, taken_from=taken_from)
@@ -161,6 +162,8 @@ def edge_hooks(
 
 
 def forcing_hook(model: Any, edge: Resolved) -> Hook:
+    """All of the destination's attention on the edge's source."""
+
     def force_row(pattern: Tensor, hook: Any) -> Tensor:
         rows, t, s, heads = _index(edge, len(pattern), pattern.shape[-1])
         pattern = pattern.clone()

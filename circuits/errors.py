@@ -13,16 +13,16 @@ class CircuitError(ValueError):
 
 
 class NoSurface(CircuitError):
-    pass
+    """No model with TransformerLens' surface."""
 
 
 class BadModel(CircuitError):
-    pass
+    """A model with unusable weights."""
 
 
 class NoSuchPart(CircuitError):
-    pass
+    """A part that this model does not have."""
 
 
 class Undefined(CircuitError):
-    pass
+    """A quantity that this model does not have."""

@@ -1,5 +1,6 @@
 """What a circuit is judged by: prompts, the right and the wrong answer to each, and where in them things stand."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,7 +59,7 @@ class Examples:
         """Every position up to the answer, by its role where it has one; only roles where these differ by example."""
         if any(isinstance(position, Tensor) and position.ndim for position in self.roles.values()):
             return tuple(self.roles)
-        named = {int(position): name for name, position in reversed(self.roles.items())}
+        named: dict[int, Place] = {int(position): name for name, position in reversed(list(self.roles.items()))}
         return tuple(named.get(position, position) for position in range(int(self.roles[ANSWER]) + 1))
 
     def take(self, indices: Int[Tensor, "chosen"]) -> "Examples":
@@ -94,7 +95,7 @@ def judged(
     return logits.argmax(-1) == answers, answer - foil
 
 
-def position_of(place: Place, roles: Mapping[str, Any]) -> Int[Tensor, "one_or_example"]:
+def position_of(place: Place, roles: Mapping[str, Any]) -> Int[Tensor, "_"]:
     """A position as a tensor: one for all examples, or one for each. Raises: NoSuchPart for a role that is not there.
 
     The name of a role that is a position, such as "3", is no position.
@@ -103,3 +104,16 @@ def position_of(place: Place, roles: Mapping[str, Any]) -> Int[Tensor, "one_or_e
         raise NoSuchPart(f"{place!r} is no role here; there are {', '.join(roles) or 'none: give roles'}")
     position = torch.as_tensor(roles[place] if isinstance(place, str) else place)
     return position.reshape(-1)
+
+
+def clustered_error(values: Float[Tensor, "row example"], cluster: Int[Tensor, "example"]) -> Float[Tensor, "row"]:
+    """Standard error of the mean over examples whose errors go together within a cluster (Liang and Zeger 1986).
+
+    √(G/(G − 1) Σ_g (Σ_{i in g} (x_i − mean))²) / n, for G clusters and n examples; infinite for a single cluster.
+    """
+    n_clusters, n = int(cluster.max()) + 1, values.shape[1]
+    if n_clusters < 2:
+        return torch.full_like(values[:, 0], math.inf)
+    sums = torch.zeros(len(values), n_clusters, dtype=values.dtype)
+    sums.index_add_(1, cluster, values - values.mean(1, keepdim=True))
+    return (sums.pow(2).sum(1) * n_clusters / (n_clusters - 1)).sqrt() / n

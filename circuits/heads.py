@@ -34,7 +34,7 @@ from torch import Tensor
 from circuits.attention import exclusive
 from circuits.errors import NoSuchPart, NoSurface, Undefined
 from circuits.nulls import random_frames
-from circuits.scores import DRAWS, Scores, from_draws, without_dead
+from circuits.scores import DRAWS, LEAST_DRAWS, Scores, from_draws, without_dead
 from circuits.sequences import (
     BUDGET,
     MEASURES,
@@ -48,7 +48,7 @@ from circuits.sequences import (
 )
 from circuits.sequences import in_context_learning_score as in_context_learning_score
 from circuits.sequences import pattern_scores as pattern_scores
-from circuits.surface import Weights, head_name, read
+from circuits.surface import Weights, check_stream, head_name, read
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,7 +58,6 @@ ROLES = {
     "duplicate-token": "duplicate_token", "induction": "prefix_matching",
 }  # fmt: skip
 EFFECT = 0.3  # the least score that gives a head a role
-LEAST_DRAWS = 39  # fewer do not reach the ends of a 95 % band
 VOCABULARY = 1024  # logits that the copying score looks at; the others are estimated from them
 NULL_PATTERN = "query weights turned at random in the space they read, spectra kept; drawn"
 NULL_COPYING = "output weights turned at random in the space they write, spectra kept; drawn"
@@ -81,7 +80,8 @@ class HeadScores:
     draws: int
 
     def __getitem__(self, measure: str) -> Scores:
-        """One measure. Raises: NoSuchPart."""
+        """One measure, by its name or that of its role ("induction" is prefix_matching). Raises: NoSuchPart."""
+        measure = ROLES.get(measure, measure)
         if measure not in self.measures:
             raise NoSuchPart(f"no measure {measure!r}; expected one of {', '.join(self.measures)}")
         return self.measures[measure]
@@ -190,11 +190,15 @@ def qk_trace(
     normal distribution. Undefined for heads of layer 0. With rotary positions it is the trace at distance 0. Raises:
     Undefined where folding is, or without a residual stream.
     """
-    if not getattr(getattr(model, "config", None), "residual", True):
-        raise Undefined("the QK trace is undefined where sub-layers replace the token: nothing is added to a stream")
+    check_stream(model)
     w = read(model, fold)
     if previous is None:
         previous = _previous_token(model, w, seed)
+    if previous.shape != (w.n_layers, w.n_heads) or not bool(previous.isfinite().all()):
+        raise NoSuchPart(
+            f"previous-token scores of shape {list(previous.shape)}; expected one finite number for each of "
+            f"{w.n_layers} × {w.n_heads} heads"
+        )
     gram = w.W_E.T @ w.W_E
     traces, variances = w.W_E.new_zeros(w.n_layers, w.n_heads), w.W_E.new_zeros(w.n_layers, w.n_heads)
     for layer in range(1, w.n_layers):

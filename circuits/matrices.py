@@ -15,9 +15,10 @@ With no LayerNorm these are exact. With one, read `folded(model)`: then they are
 LayerNorm divides each position by. Source: *A Mathematical Framework for Transformer Circuits* (2021).
 """
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -25,7 +26,10 @@ from torch import Tensor
 from transformer_lens import FactoredMatrix
 
 from circuits.errors import NoSuchPart, Undefined
-from circuits.surface import Basis, Head, Weights, head_of, positions, read
+from circuits.surface import Basis, Head, Weights, check_stream, head_of, positions, read
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CHUNK = 2**25  # entries of a dense matrix at a time: 128 MiB of float32
 Side = Literal["token", "position"]
@@ -53,7 +57,10 @@ class Circuit:
     def __getitem__(self, at: Any) -> Tensor:
         """Entries by row and column, each a number, a slice, a list or a tensor: circuit[5], circuit[5, :10]."""
         row, column = at if isinstance(at, tuple) else (at, slice(None))
-        return self.left[row] @ self.right[:, column]
+        try:
+            return self.left[row] @ self.right[:, column]
+        except IndexError:
+            raise NoSuchPart(f"{at} lies outside this circuit of {self.shape[0]} × {self.shape[1]}") from None
 
     def chunks(self) -> Iterator[tuple[int, Float[Tensor, "some column"]]]:
         """(first row, dense rows) one after the other; none holds more than 128 MiB."""
@@ -63,14 +70,18 @@ class Circuit:
 
     def diagonal(self) -> Float[Tensor, "row"]:
         """Entries (i, i) of a square circuit."""
+        self._check_square()
         return (self.left * self.right.T).sum(1)
 
     def eigenvalues(self) -> Tensor:
         """Complex [rank]: all eigenvalues that can differ from zero, of a square circuit, in double precision."""
+        self._check_square()
         return torch.linalg.eigvals((self.right @ self.left).double())
 
     def top(self, n: int = 20, *, largest: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """(rows, columns, values), [n] each: the largest (or smallest) entries of all, in order."""
+        if n < 1:
+            raise NoSuchPart(f"the {n} largest entries: expected at least 1")
         sign = 1 if largest else -1
         best = torch.empty(0).to(self.left)
         where = torch.empty(0, dtype=torch.int64, device=self.left.device)
@@ -80,6 +91,21 @@ class Circuit:
             best, order = best.topk(min(n, len(best)))
             where = where[order]
         return where // self.shape[1], where % self.shape[1], sign * best
+
+    def to_frame(self, n: int = 20) -> "DataFrame":
+        """The n largest and the n smallest entries: row, column, value."""
+        from pandas import DataFrame
+
+        ends = [self.top(n), self.top(n, largest=False)]
+        row, column, value = (torch.cat([high, low.flip(0)]).tolist() for high, low in zip(*ends, strict=True))
+        return DataFrame({self.rows: row, self.columns: column, "value": value, "basis": self.basis})
+
+    def _check_square(self) -> None:
+        if self.shape[0] != self.shape[1]:
+            raise Undefined(f"a circuit of {self.shape[0]} × {self.shape[1]} has no diagonal and no eigenvalues")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.to_frame(5).to_html(index=False)}"
 
     def __repr__(self) -> str:
         size = f"{self.rows} [{self.shape[0]}] × {self.columns} [{self.shape[1]}]"
@@ -133,8 +159,10 @@ def ov_circuit(model: Any, head: str | Head) -> Circuit:
 def direct_path(model: Any) -> Circuit:
     """What a token says about the next one without any head, [token, next token]: W_E W_U + b_U, bigrams.
 
-    A model without layers is exactly this: its softmax is the table of bigram probabilities.
+    A model without layers is exactly this: its softmax is the table of bigram probabilities. Raises: Undefined where
+    sub-layers replace the token, so that nothing passes them by.
     """
+    check_stream(model)
     w = read(model)
     ones = w.W_E.new_ones(len(w.W_E), 1)
     return Circuit(torch.cat([w.W_E, ones], 1), torch.cat([w.W_U, w.b_U[None]]), "token", "next token", w.basis)
@@ -145,8 +173,10 @@ def virtual_weights(model: Any, writer: str, reader: str) -> Circuit:
 
     `writer`: "embed" [d_vocab], "pos" [n_ctx], a head "0.3" (its input, [d_model]; through W_OV) or a neuron
     "0.mlp.17" [1]. `reader`: a head's "1.2.Q", "1.2.K" or "1.2.V" [d_head], a neuron "1.mlp.17" [1], or "unembed"
-    [d_vocab]. Raises: NoSuchPart where there is no such part, or the reader comes before the writer.
+    [d_vocab]. Raises: NoSuchPart where there is no such part, or the reader comes before the writer; Undefined
+    where sub-layers replace the token.
     """
+    check_stream(model)
     w = read(model, inside=False)
     written, when_written = _writer(model, w, writer)
     reads, when_read = _reader(model, w, reader)

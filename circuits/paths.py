@@ -12,10 +12,6 @@ heads or feed-forward layers stays, and so does what head 1 does to every other 
 formula is the same for all positions (rotary and ALiBi act later; shortformer's and the biases are in q already), and
 an edit that somebody else made to q stays. This is path patching (Wang et al. 2022, Goldowsky-Dill et al. 2023) of one
 edge.
-
-Heads back each other up: where several do the same, cutting one costs little loss and cutting all of them much. Two
-questions find the path all the same: what does the reader itself lose (`measure="prefix_matching"`, its own attention),
-and what do all paths of one writer cost together?
 """
 
 from collections.abc import Sequence

@@ -15,14 +15,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from circuits.errors import NoSuchPart
+from circuits.errors import NoSuchPart, Undefined
 from circuits.surface import Basis
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+LEAST_DRAWS = 39  # fewer do not reach the ends of a 95 % band
 DRAWS = 199  # with 199, leaving the band between the 5th smallest and 5th largest has a chance of exactly 5 %
 LEVEL = 0.05
+SHOWN = 20  # rows of a printed result
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,9 +71,9 @@ class Scores:
         """Whether the number leaves the 95 % band: one in twenty does by chance."""
         return (self.p <= LEVEL) & self.defined & ~self.dead
 
-    def __getitem__(self, names: str | tuple[str, ...]) -> "Scores":
-        """The number of one part: scores["1.3"], of one pair: scores["0.2", "1.1"]."""
-        names = (names,) if isinstance(names, str) else names
+    def __getitem__(self, names: Any) -> "Scores":
+        """The number of one part: scores["1.3"], of one pair: scores["0.2", "1.1"]. (1, 3) does for "1.3"."""
+        names = (names,) if len(self.parts) == 1 else names if isinstance(names, tuple) else (names,)
         index = self._index(names)
         one = {name: getattr(self, name)[index] for name in ("scores", "null_mean", "null_sd", "p", "defined", "dead")}
         return replace(_plain(self), **one, band=self.band[(slice(None), *index)], parts=())
@@ -92,24 +94,30 @@ class Scores:
         return DataFrame(columns | {"measure": self.measure, "basis": self.basis})
 
     def top(self, n: int = 10) -> "DataFrame":
-        """The n rows of `to_frame` with the highest z."""
-        return self.to_frame().sort_values("z", ascending=False, kind="stable").head(n).reset_index(drop=True)
+        """The n rows of `to_frame` with the highest z; a negative n gives the lowest, the lowest first."""
+        order = self.z[self.defined].argsort(descending=n > 0, stable=True)
+        n = abs(n)
+        return self.to_frame().iloc[order[:n].tolist()].reset_index(drop=True)
 
     def __repr__(self) -> str:
-        shown = self.top().drop(columns=["measure", "basis"]).to_string(index=False, float_format="{:.3f}".format)
-        return f"{self._heading}\n{shown}"
+        return f"{self._heading}\n{self._shown.to_string(index=False, float_format='{:.3f}'.format)}"
 
     def _repr_html_(self) -> str:
-        shown = self.top().drop(columns=["measure", "basis"]).to_html(index=False, float_format="{:.3f}".format)
+        shown = self._shown.to_html(index=False, float_format="{:.3f}".format)
         return f"<p>{html.escape(self._heading)}</p>{shown}"
+
+    @property
+    def _shown(self) -> "DataFrame":
+        frame = self.top(SHOWN).drop(columns=["measure", "basis"])
+        return frame.assign(p=frame["p"].map(p_text)) if len(frame) else frame
 
     @property
     def _heading(self) -> str:
         n, out = int(self.defined.sum()), int(self.outside.sum())
-        count = f"; {out} of {n} outside the 95 % band, highest z first" if self.parts else ""
+        count = f"; {out} of {n} outside the 95 % band, the highest z first" if self.parts else ""
         return f"{self.measure} ({self.basis}){count}. Null: {self.null}"
 
-    def _index(self, names: tuple[str, ...]) -> tuple[int, ...]:
+    def _index(self, names: tuple[Any, ...]) -> tuple[int, ...]:
         known = "; ".join(self.parts) or "nothing: it is one number"
         if len(names) != len(self.parts):
             raise NoSuchPart(f"{self.measure} is indexed by {known}; got {len(names)} names")
@@ -117,8 +125,9 @@ class Scores:
         for name, part in zip(names, self.parts, strict=True):
             sizes = self.scores.shape[len(index) : len(index) + 2]
             try:
-                first, second = (int(number) for number in str(name).replace(".mlp.", ".").split("."))
-            except ValueError:
+                pair = name.replace(".mlp.", ".").split(".") if isinstance(name, str) else name
+                first, second = (int(number) for number in pair)
+            except (TypeError, ValueError):
                 first = second = -1
             if not (0 <= first < sizes[0] and 0 <= second < sizes[1]):
                 last = _label(part, sizes[0] - 1, sizes[1] - 1)
@@ -126,7 +135,7 @@ class Scores:
             index += [first, second]
         if not bool(self.defined[tuple(index)]):
             raise NoSuchPart(
-                f"{self.measure} of {' and '.join(names)} is undefined: the reader is not behind the writer"
+                f"{self.measure} of {' and '.join(map(str, names))} is undefined: the reader is not behind the writer"
             )
         return tuple(index)
 
@@ -143,6 +152,8 @@ def from_draws(
 ) -> Scores:
     """Scores against a drawn null. `p` is exact if, under the null, the score is as good as one more draw."""
     n = len(draws)
+    if n < LEAST_DRAWS:
+        raise Undefined(f"{n} draws do not reach the ends of a 95 % band; expected at least {LEAST_DRAWS}")
     dead = torch.zeros_like(scores, dtype=torch.bool) if dead is None else dead
     below, above = (draws <= scores).sum(0), (draws >= scores).sum(0)
     k = max(1, int((n + 1) * LEVEL / 2))
@@ -150,7 +161,7 @@ def from_draws(
     sd = draws.std(0) if scores.numel() else torch.zeros_like(scores)  # torch warns of the s.d. of nothing
     return without_dead(Scores(
         measure, scores, draws.mean(0), sd, torch.stack([ordered[k - 1], ordered[n - k]]),
-        (2 * (torch.minimum(below, above) + 1) / (n + 1)).clamp(max=1.0).to(scores), parts, null, basis,
+        (2 * (torch.minimum(below, above).to(scores) + 1) / (n + 1)).clamp(max=1.0), parts, null, basis,
         torch.ones_like(dead), dead,
     ))  # fmt: skip
 
@@ -160,6 +171,11 @@ def without_dead(scores: Scores) -> Scores:
     gone = scores.dead | ~scores.defined
     zeroed = {name: getattr(scores, name).masked_fill(gone, 0) for name in ("scores", "null_mean", "null_sd", "band")}
     return replace(scores, **zeroed, p=scores.p.masked_fill(gone, 1))
+
+
+def p_text(p: float) -> str:
+    """ "< .001" for what three decimals do not show."""
+    return "< .001" if p < 0.001 else f"{p:.3f}"
 
 
 def _plain(scores: Scores) -> Scores:

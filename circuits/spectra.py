@@ -13,6 +13,7 @@ The null turns what the head writes, W_O, at random within the written subspace;
 d_head 8 it reaches ±.67, so z cannot exceed 4.9 there however well the head copies: look at the band and p.
 """
 
+import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,21 +21,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
+from scipy.special import pdtr
 from torch import Tensor
 
 from circuits.composition import KINDS, Kind
 from circuits.errors import NoSuchPart, Undefined
 from circuits.matrices import CHUNK, Circuit
 from circuits.nulls import turned_writes
-from circuits.scores import DRAWS, Scores, from_draws, without_dead
-from circuits.surface import Basis, Head, Weights, head_name, head_of, read
+from circuits.scores import DRAWS, LEVEL, Scores, from_draws, without_dead
+from circuits.surface import Basis, Head, Weights, check_stream, head_name, head_of, read
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 NULL = "what the head writes, turned at random in the written subspace; spectra kept; {draws} draws"
 LARGE = 2048  # tokens; beyond, a dense circuit a draw is too much
-PERMUTED = "source tokens matched with output tokens at random; exact moments"
+PERMUTED = "source tokens matched with output tokens at random; closed form"
 
 
 def eigenvalues(
@@ -114,6 +116,15 @@ class CompositionSpectrum:
     writer: Head
     reader: Head
 
+    def to_frame(self) -> "DataFrame":
+        """One row: the pair, its positivity with its null, and its largest eigenvalue by size."""
+        largest = self.eigenvalues[self.eigenvalues.abs().argmax()]
+        pair = {"writer": head_name(*self.writer), "kind": self.kind, "reader": head_name(*self.reader)}
+        return self.positivity.to_frame().assign(**pair, largest_eigenvalue=complex(largest))
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"
+
     def __repr__(self) -> str:
         s, pair = self.positivity, f"{head_name(*self.writer)} → {self.kind} of {head_name(*self.reader)}"
         low, high = s.band.tolist()
@@ -134,6 +145,7 @@ def composition_spectrum(
 
     The null turns what the writer writes. Raises: NoSuchPart.
     """
+    check_stream(model)
     w = read(model, fold)
     if kind not in KINDS:
         raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
@@ -159,7 +171,9 @@ class SingularDirections:
     values: Float[Tensor, "direction"]
     """Singular values of W_OV or W_QK."""
     share: Float[Tensor, "direction"]
-    """Of the sum of all squared singular values; 1/d_head each in a circuit without any preference."""
+    """Of the sum of all squared singular values."""
+    share_by_chance: Float[Tensor, "direction two"]
+    """The middle 95 % of that for random Gaussian factors of these shapes."""
     reads: Int[Tensor, "direction two token"]
     """Tokens (ids) whose embeddings lie furthest along the input direction: positive end, negative end."""
     writes: Int[Tensor, "direction two token"]
@@ -176,11 +190,15 @@ class SingularDirections:
         def text(tokens: Tensor) -> str:
             return " ".join(str(t) if words is None else words[t] for t in tokens.tolist())
 
-        return DataFrame([
-            {"direction": i, "singular value": self.values[i].item(), "share": self.share[i].item(),
-             "end": "+−"[end], "reads": text(self.reads[i, end]), "writes": text(self.writes[i, end])}
-            for i in range(len(self.values)) for end in (0, 1)
-        ])  # fmt: skip
+        rows = []
+        for i, value in enumerate(self.values.tolist()):
+            by_chance = "{:.3f} … {:.3f}".format(*self.share_by_chance[i].tolist())
+            for end in (0, 1):
+                rows.append({
+                    "direction": i, "singular value": value, "share": self.share[i].item(), "by chance": by_chance,
+                    "end": "+−"[end], "reads": text(self.reads[i, end]), "writes": text(self.writes[i, end]),
+                })  # fmt: skip
+        return DataFrame(rows)
 
     def __repr__(self) -> str:
         return f"{self.circuit} circuit, {self.basis} weights\n{self.to_frame().to_string(index=False)}"
@@ -190,12 +208,21 @@ class SingularDirections:
 
 
 def singular_directions(
-    model: Any, head: str | Head, circuit: Literal["OV", "QK"] = "OV", *, n: int = 4, tokens: int = 6, fold: bool = True
+    model: Any,
+    head: str | Head,
+    circuit: Literal["OV", "QK"] = "OV",
+    *,
+    n: int = 4,
+    tokens: int = 6,
+    fold: bool = True,
+    seed: int = 0,
 ) -> SingularDirections:
     """The n strongest directions that a head reads and writes, with the tokens at both ends of each.
 
     A direction and its opposite are the same: what matters is that positive goes with positive. Raises: NoSuchPart.
     """
+    if n < 1 or tokens < 1:
+        raise NoSuchPart(f"{n} directions with {tokens} tokens at each end; expected at least one of both")
     w = read(model, fold)
     at = head_of(head, w)
     if circuit not in ("OV", "QK"):
@@ -214,17 +241,33 @@ def singular_directions(
         for m in (inputs.T, outputs)
     ]
     share = s**2 / s.pow(2).sum().clamp(min=1e-300)
-    return SingularDirections(s[:n].to(w.W_E), share[:n].to(w.W_E), ends[0], ends[1], circuit, w.basis)
+    chance = _shares_by_chance(w, seed)[:, :n].T.to(w.W_E)
+    return SingularDirections(s[:n].to(w.W_E), share[:n].to(w.W_E), chance, ends[0], ends[1], circuit, w.basis)
+
+
+def _shares_by_chance(w: Weights, seed: int) -> Float[Tensor, "two direction"]:
+    """Middle 95 % of each direction's share of the squared singular values, for Gaussian factors of a head's shape."""
+    left, right = torch.randn(2, DRAWS, w.width, w.d_head, generator=torch.Generator().manual_seed(seed))
+    s = torch.linalg.svdvals(torch.linalg.qr(left).R @ torch.linalg.qr(right).R.mT).pow(2)
+    return torch.quantile(s / s.sum(1, keepdim=True), torch.tensor([LEVEL / 2, 1 - LEVEL / 2]), dim=0)
 
 
 def _moved(w: Weights) -> Float[Tensor, "d_model d_model"]:
     """W_U W_E: from output tokens back to embeddings."""
-    return w.W_U.double() @ w.W_E.double()
+    return _summed(w.W_U.T, w.W_E)
 
 
 def _matched(w: Weights) -> Float[Tensor, "d_model d_model"]:
     """W_Eᵀ W_E."""
-    return w.W_E.double().T @ w.W_E.double()
+    return _summed(w.W_E, w.W_E)
+
+
+def _summed(left: Float[Tensor, "d_vocab left"], right: Float[Tensor, "d_vocab right"]) -> Float[Tensor, "left right"]:
+    """leftᵀ right in double precision, without a copy of all of them in it."""
+    total = left.new_zeros(left.shape[1], right.shape[1], dtype=torch.float64)
+    for a, b in zip(left.split(4096), right.split(4096), strict=True):
+        total += a.double().T @ b.double()
+    return total
 
 
 def _heads(w: Weights) -> list[Head]:
@@ -253,8 +296,7 @@ def _on_diagonal(circuit: Circuit, w: Weights, turned: Tensor) -> tuple[Scores, 
             for i, value in enumerate((share, mean_z))
         ]
         return made[0], made[1]
-    made = [_normal(value, mean, sd, w.basis, dead) for value, (mean, sd) in zip((share, mean_z), moments, strict=True)]
-    return made[0], made[1]
+    return _hits(share, moments[0], len(circuit.left), w.basis, dead), _normal(mean_z, *moments[1], w.basis, dead)
 
 
 def _diagonal_measures(circuit: Circuit) -> tuple[float, float, tuple[tuple[float, float], tuple[float, float]]]:
@@ -294,6 +336,17 @@ def _drawn_diagonals(
         hits = (dense.argmax(2) == torch.arange(n, device=dense.device)).to(dense).mean(1)
         drawn.append(torch.stack([hits, ((own - mean) / sd.clamp(min=1e-30)).mean(1)], 1))
     return torch.cat(drawn)
+
+
+def _hits(share: float, moments: tuple[float, float], n: int, basis: Basis, dead: Tensor) -> Scores:
+    """A share of hits against a matching at random, whose number of hits is close to Poisson with mean 1."""
+    hits = round(share * n)
+    at_most, at_least = float(pdtr(hits, 1.0)), 1 - (float(pdtr(hits - 1, 1.0)) if hits else 0.0)
+    most = next(k for k in range(n + 1) if 1 - pdtr(k, 1.0) <= LEVEL / 2)
+    return without_dead(Scores(
+        "", torch.tensor(share), torch.tensor(moments[0]), torch.tensor(moments[1]), torch.tensor([0.0, most / n]),
+        torch.tensor(min(1.0, 2 * min(at_most, at_least))), (), PERMUTED, basis, torch.ones((), dtype=torch.bool), dead,
+    ))  # fmt: skip
 
 
 def _normal(value: float, mean: float, sd: float, basis: Basis, dead: Tensor) -> Scores:

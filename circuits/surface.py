@@ -16,6 +16,7 @@ width that nulls are computed for is its size: d_model − 1 for folded weights.
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ Head = tuple[int, int]
 """(layer, head), both from 0; written "1.3"."""
 
 EXPECTED = "expected a model with TransformerLens' surface: cfg, hooks and W_E, W_Q … W_O, W_U"
+LARGEST = 1e8  # of a weight; beyond, products of four leave single precision
 RANK_TOLERANCE = 1e-5  # of the largest singular value; float32 noise lies at 1e-7, trained weights above 1e-3
 
 M = TypeVar("M")
@@ -90,6 +92,7 @@ def read(model: Any, fold: bool = False, inside: bool = True) -> Weights:
     """
     if fold:
         model = folded(model)
+    check_surface(model)
     found = {name: _weight(model, name) for name in ("W_E", "W_Q", "W_K", "W_V", "W_O", "W_U")}
     layers, heads, _, d_head = found["W_Q"].shape
     for name in ("W_K", "W_V"):
@@ -120,26 +123,27 @@ def folded(model: M) -> M:
     for LayerNorm after the addition, sub-layers without a residual stream, and shortformer positions, which enter
     behind LayerNorm.
     """
+    check_surface(model)
     if basis(model) == "folded":
         return model
-    config = getattr(model, "config", None)
+    for name in ("W_E", "W_Q", "W_K", "W_V", "W_O", "W_U"):
+        _weight(model, name)
     reasons = {
-        "LayerNorm after each addition": getattr(config, "norm", None) == "post",
-        "sub-layers that replace the token": not getattr(config, "residual", True),
+        "LayerNorm after each addition": post_norm(model),
+        "sub-layers that replace the token": not residual(model),
         "shortformer positions": positions(model) == "shortformer",
     }
     for reason, applies in reasons.items():
         if applies:
             raise Undefined(f"folding is undefined for a model with {reason}; read its raw weights with fold=False")
     if hasattr(model, "expanded"):  # a Transformer
-        from transformer_lens.weight_processing import ProcessWeights
-
-        same: Any = model.expanded()  # pyright: ignore[reportAttributeAccessIssue]
-        centre = same.cfg.normalization_type is not None
-        same.load_state_dict(ProcessWeights.process_weights(same.state_dict(), same.cfg, center_writing_weights=centre))
+        same: Any = _in_single(model.expanded())  # pyright: ignore[reportAttributeAccessIssue]
+        same.load_state_dict(_processed(same.state_dict(), same.cfg), assign=True)
     elif hasattr(model, "enable_compatibility_mode"):  # a TransformerBridge
-        same = copy.deepcopy(model)
+        same = _in_single(copy.deepcopy(model))
         same.enable_compatibility_mode(disable_warnings=True)
+        if not _is_folded(same):
+            raise Undefined("this bridge's weights were processed by halves before; fold one that was booted anew")
     else:
         raise NoSurface(f"{type(model).__name__} has no way to fold its weights; read them with fold=False")
     same.eval()
@@ -148,9 +152,32 @@ def folded(model: M) -> M:
 
 
 def basis(model: Any) -> Basis:
-    """Whether this model's weights are as trained or folded."""
-    done = getattr(model, "folded_weights", False) or getattr(model, "compatibility_mode", False)
-    return "folded" if done else "raw"
+    """Whether this model's weights are as trained, or folded by `folded`."""
+    return "folded" if getattr(model, "folded_weights", False) else "raw"
+
+
+def check_surface(model: Any) -> None:
+    """Raises: NoSurface for what is no model with TransformerLens' surface."""
+    for name in ("cfg", "W_E", "W_Q"):
+        if not hasattr(model, name):
+            raise NoSurface(f"{type(model).__name__} has no {name}; {EXPECTED}")
+
+
+def check_stream(model: Any) -> None:
+    """Raises: NoSurface; Undefined where sub-layers replace the token, so that nothing passes them by."""
+    check_surface(model)
+    if not residual(model):
+        raise Undefined("undefined where sub-layers replace the token: there is no residual stream to write to")
+
+
+def residual(model: Any) -> bool:
+    """Whether sub-layers add to the stream."""
+    return getattr(getattr(model, "config", None), "residual", True)
+
+
+def post_norm(model: Any) -> bool:
+    """Whether LayerNorm follows each addition."""
+    return getattr(getattr(model, "config", None), "norm", None) == "post"
 
 
 def positions(model: Any) -> str:
@@ -158,11 +185,11 @@ def positions(model: Any) -> str:
     return getattr(model.cfg, "positional_embedding_type", None) or "standard"
 
 
-def head_of(name: str | Head, weights: Weights) -> Head:
-    """(layer, head) of "1.3". Raises: NoSuchPart."""
+def head_of(name: Any, weights: Weights) -> Head:
+    """(layer, head) of "1.3", or of (1, 3). Raises: NoSuchPart."""
     try:
-        layer, head = (int(part) for part in name.split(".")) if isinstance(name, str) else name
-    except ValueError:
+        layer, head = (int(part) for part in name.split(".")) if isinstance(name, str) else map(index, name)
+    except (TypeError, ValueError):
         raise NoSuchPart(f"{name!r} is no head; a head is written layer.head, such as 1.3") from None
     if not (0 <= layer < weights.n_layers and 0 <= head < weights.n_heads):
         raise NoSuchPart(
@@ -193,11 +220,47 @@ def input_factor(
     return output_factor(right.mT, left.mT)
 
 
+def _processed(weights: dict[str, Tensor], cfg: Any) -> dict[str, Tensor]:
+    """A model's own weights folded, in place where they are large.
+
+    TransformerLens' processing copies W_E and W_U several times, which a large vocabulary has no room for; so it gets
+    one token of them, and the same is done to all here.
+    """
+    from transformer_lens.weight_processing import ProcessWeights
+
+    W_E, W_U, b_U = (weights[name] for name in ("embed.W_E", "unembed.W_U", "unembed.b_U"))
+    gain, bias = weights.get("ln_final.w"), weights.get("ln_final.b")
+    one = {"embed.W_E": W_E[:1].clone(), "unembed.W_U": W_U[:, :1].clone(), "unembed.b_U": b_U[:1].clone()}
+    normed = cfg.normalization_type is not None
+    done = ProcessWeights.process_weights({**weights, **one}, cfg, center_writing_weights=normed)
+    if gain is not None and bias is not None:
+        b_U += bias @ W_U
+        W_U *= gain[:, None]
+        W_U -= W_U.mean(0)  # what reads a centred stream
+        W_E -= W_E.mean(1, keepdim=True)
+    W_U -= W_U.mean(1, keepdim=True)  # the same for all logits
+    b_U -= b_U.mean()
+    return {**done, "embed.W_E": W_E, "unembed.W_U": W_U, "unembed.b_U": b_U}
+
+
+def _is_folded(bridge: Any) -> bool:
+    """Whether nothing of LayerNorm is left: gains of 1, and centred writers where it centres."""
+    kind = bridge.cfg.normalization_type
+    if kind is None or not len(bridge.blocks):
+        return True
+    gain = getattr(getattr(bridge.blocks[0].ln1, "original_component", None), "weight", None)
+    plain = gain is None or bool((gain - 1).abs().max() < 1e-5)
+    return plain and (kind.startswith("RMS") or bool(bridge.W_O.mean(-1).abs().max() < 1e-5 * bridge.W_O.abs().max()))
+
+
+def _in_single(model: Any) -> Any:
+    """At least single precision: centring in half precision leaves rests that look like something written."""
+    return model.float() if model.W_E.dtype in (torch.bfloat16, torch.float16) else model
+
+
 def _weight(model: Any, name: str, optional: bool = False) -> Any:
     try:
         weight = getattr(model, name)
-        if not hasattr(model, "cfg"):
-            raise AttributeError("cfg")
     except (AttributeError, TypeError) as error:
         if optional:
             return None
@@ -206,11 +269,10 @@ def _weight(model: Any, name: str, optional: bool = False) -> Any:
         raise NoSurface(f"{type(model).__name__}.{name} is a {type(weight).__name__}; {EXPECTED}")
     weight = weight.detach()
     weight = weight if weight.dtype == torch.float64 else weight.float()
-    # one pass: a sum of finite weights is finite, unless they are absurd, and then the second look decides
-    if not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
-        raise BadModel(
-            f"{name} holds values that are not finite; the model diverged in training or its file is damaged"
-        )
+    low, high = weight.aminmax() if weight.numel() else (torch.zeros(()), torch.zeros(()))
+    if not (bool(low >= -LARGEST) and bool(high <= LARGEST)):  # so NaN does not pass
+        wrong = "beyond 1e8" if bool(weight.isfinite().all()) else "that are not finite"
+        raise BadModel(f"{name} holds values {wrong}; the model diverged in training or its file is damaged")
     return weight
 
 
@@ -226,8 +288,7 @@ def _repeated(weight: Tensor, heads: int, name: str) -> Tensor:
 def _from_inside(model: Any, w: Weights) -> Weights:
     """The same weights, their readers seen from the written subspace, where readers read sums of what is written."""
     normed = getattr(model.cfg, "normalization_type", None) is not None
-    post = getattr(getattr(model, "config", None), "norm", None) == "post"
-    if (normed and w.basis == "raw") or post or positions(model) == "shortformer":
+    if (normed and w.basis == "raw") or post_norm(model) or positions(model) == "shortformer":
         return w  # a LayerNorm's gain and bias, and shortformer's positions, come in between
     constant = w.W_E.mean(0) + (0 if w.W_pos is None else w.W_pos.mean(0))
     written_biases = [_weight(model, name, optional=True) for name in ("b_O", "b_out")]
@@ -268,11 +329,10 @@ def _span(rows: list[Tensor]) -> Float[Tensor, "d_model width"]:
     for parts in ([rows[0][: 2 * width]], rows):
         gram = torch.zeros(width, width, dtype=torch.float64, device=rows[0].device)
         for part in parts:
-            norm = part.double().norm()
-            if len(part) and norm > 0:
-                for chunk in part.split(4096):
-                    unit = chunk.double() / norm
-                    gram += unit.T @ unit
+            own = torch.zeros_like(gram)
+            for chunk in part.split(4096):
+                own += chunk.double().T @ chunk.double()
+            gram += own / own.trace().clamp(min=1e-300)  # a small part counts as much as a large one
         least = RANK_TOLERANCE**2 * gram.trace() * torch.eye(width).to(gram)
         if int(torch.linalg.cholesky_ex(gram - least).info) == 0:  # quicker than eigenvalues, and usually so
             return torch.eye(width).to(rows[0])

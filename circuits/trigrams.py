@@ -15,7 +15,7 @@ What raises one factor raises all its products: a head that serves s … d → o
 heads mostly repair it, and even a single head can, by how *much* it attends. `factoring_bugs` tells the two apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from circuits.canonical import FILLER, Context, Factors, blocks_of
+from circuits.canonical import FILLER, Context, Token, blocks_of
 from circuits.errors import NoSuchPart, Undefined
 from circuits.surface import Head, head_name, head_of
 
@@ -39,7 +39,10 @@ COMPARABLE = 0.5  # of the right out's OV entry: this much raises another out co
 
 @dataclass(frozen=True, repr=False)
 class SkipTrigrams:
-    """The best skip-trigrams of a model, best first: those that its source raises most."""
+    """The best skip-trigrams of a model, by p(out) less its mean over the other sources asked about.
+
+    A high rank says that this source tells the out apart from other sources, not that a head reads it: the out may be
+    what the model says by default, and the *other* sources that are read. `attended` tells the two apart."""
 
     tokens: Int[Tensor, "row 3"]
     """Source, destination, out."""
@@ -63,46 +66,60 @@ class SkipTrigrams:
     def __len__(self) -> int:
         return len(self.p)
 
+    @property
+    def attended(self) -> Bool[Tensor, "row"]:
+        """Whether some head attends to the source above uniform. If none does, the out is the model's default."""
+        return (self.attention > self.uniform).any(1)
+
     def to_frame(self) -> "DataFrame":
-        """One row each: tokens, names if there are any, the three p, and the head that contributes most."""
+        """One row each: tokens, names if there are any, the three p, whether the source is attended to, and, of the
+        heads that do, the one that contributes most (none: no head, no contribution, the strongest attention)."""
         from pandas import DataFrame
 
-        head = self.contributions.argmax(dim=1, keepdim=True)
+        among = self.contributions.masked_fill(self.attention <= self.uniform, -torch.inf)
+        head = torch.where(self.attended, among.argmax(1), self.attention.argmax(1))[:, None]
+        contribution = self.contributions.gather(1, head)[:, 0].masked_fill(~self.attended, torch.nan)
         values = {"p": self.p, "p_without_source": self.p_without_source, "p_other_sources": self.p_other_sources}
         columns = _columns(("source", "destination", "out"), self.tokens, self.names)
-        columns |= {name: value.tolist() for name, value in values.items()}
-        columns["head"] = [head_name(0, i) for i in head.flatten().tolist()]
-        columns["contribution"] = self.contributions.gather(1, head).flatten().tolist()
-        columns["attention"] = self.attention.gather(1, head).flatten().tolist()
+        columns |= {name: value.tolist() for name, value in (values | {"attended": self.attended}).items()}
+        columns["head"] = [head_name(0, int(i)) if yes else "" for i, yes in zip(head, self.attended, strict=True)]
+        columns |= {"contribution": contribution.tolist(), "attention": self.attention.gather(1, head)[:, 0].tolist()}
         return DataFrame(columns | {"uniform_attention": self.uniform})
 
     def __repr__(self) -> str:
-        return f"{len(self)} skip-trigrams, those first that their source raises most\n{_shown(self.to_frame())}"
+        return f"{self._heading}\n{_shown(self.to_frame())}"
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{self._heading}</p>{_html(self.to_frame())}"
+
+    @property
+    def _heading(self) -> str:
+        defaults = f"{int((~self.attended).sum())} are defaults: no head attends to the source above uniform"
+        return f"{len(self)} skip-trigrams by p(out) less its mean over the other sources asked about; {defaults}"
 
 
 def skip_trigrams(
     model: Any,
     *,
-    source: int | Sequence[int] | None = None,
+    source: Token | Iterable[Token] | None = None,
     n: int = 20,
     length: int | None = None,
     names: Sequence[str] | None = None,
 ) -> SkipTrigrams:
-    """The n skip-trigrams of a one-layer attention-only model whose out the source raises most, from weights alone.
+    """The n best skip-trigrams of a one-layer attention-only model, from weights alone.
 
     They are ranked by p(out) less its mean over the other sources asked about: a plain bigram, destination → out
-    whatever the source, gains nothing. Pairs whose source raises nothing give no row.
+    whatever the source, gains nothing, and a pair that gains nothing gives no row. What the model says by default,
+    unless it reads one of the other sources, gains too: see `attended`. Tokens that training never put there count too.
 
-    `source`: one token, several, or all. With more than PAIRS pairs, about CHOSEN are tried: the destinations that
-    attend most in each head (and, if all are asked for, the sources with the highest attention × OV). `length`: tokens
-    of the canonical context. `names`: of every token; otherwise the model's own, if it has any. Memory: blocks of
+    `source`: one token, several (numbers or names), or all. With more than PAIRS pairs, about CHOSEN are tried: the
+    destinations that attend most in each head (and, if all are asked for, the sources with the highest attention × OV).
+    `length`: tokens of the canonical context. `names`: of every token; otherwise the model's own. Memory: blocks of
     BUDGET bytes, never all pairs × outs. The model itself is run, so any kind of positions will do. Raises: NoSuchPart
-    for an unknown token or length; Undefined with more layers, MLPs or LayerNorm after the addition, and with more
-    than PAIRS pairs for rotary, ALiBi or shortformer positions.
+    for an unknown token or length, or no rows; Undefined with more layers, MLPs or LayerNorm after the addition, and
+    with more than PAIRS pairs for rotary, ALiBi or shortformer positions.
     """
+    _some(n)
     context = _one_layer(model, length)
     sources, destinations = _candidates(context, source)
     top = torch.zeros(0, 7)  # source, destination, out; p, p_without_source, p_other_sources, gain
@@ -120,7 +137,7 @@ def skip_trigrams(
     tokens, p = top[:, :3].long(), top[:, 3:].float()
     contributions, attention = context.heads(tokens)
     return SkipTrigrams(
-        tokens, p[:, 0], p[:, 1], p[:, 2], contributions, attention, 1 / context.length, _named(model, names, tokens)
+        tokens, p[:, 0], p[:, 1], p[:, 2], contributions, attention, 1 / context.length, context.named(tokens, names)
     )
 
 
@@ -162,7 +179,7 @@ class HeadSkipTrigrams:
         )
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, float_format="{:.3f}".format)
+        return _html(self.to_frame())
 
 
 def head_skip_trigrams(
@@ -175,6 +192,7 @@ def head_skip_trigrams(
     NoSuchPart; Undefined for a head that reads other heads, or where positions enter attention itself
     (rotary, ALiBi, shortformer).
     """
+    _some(n)
     context = Context(model, length)
     layer, index = head_of(head, context.w)
     if layer:
@@ -193,12 +211,12 @@ def head_skip_trigrams(
     tokens = torch.stack([some[i], d[i, j], o[i, k]], dim=1).cpu()
     return HeadSkipTrigrams(
         (0, index), tokens, attention[i, j].cpu(), ov[i, k].cpu(), best.median().item(), 1 / context.length,
-        _named(model, names, tokens),
+        context.named(tokens, names),
     )  # fmt: skip
 
 
 def source_table(
-    model: Any, source: int, n: int = 10, *, length: int | None = None, names: Sequence[str] | None = None
+    model: Any, source: Token, n: int = 10, *, length: int | None = None, names: Sequence[str] | None = None
 ) -> "DataFrame":
     """Head by head: the destinations that attend to one source most (QK column), and the outs it raises most (OV row).
 
@@ -208,8 +226,9 @@ def source_table(
     """
     from pandas import DataFrame, concat
 
+    _some(n)
     context = Context(model, length)
-    at = torch.tensor(context.known(source), device=context.w.W_E.device)
+    at = torch.tensor([context.token(source)], device=context.w.W_E.device)
     frames = []
     for head in range(context.w.n_heads):
         factors = context.factors(head)
@@ -217,7 +236,7 @@ def source_table(
             value, token = values.topk(min(n, len(values)))
             rows = token[:, None].cpu()
             columns = {"head": head_name(0, head), "kind": kind, "rank": range(1, len(rows) + 1), "of": len(values)}
-            columns |= _columns(("token",), rows, _named(model, names, rows))
+            columns |= _columns(("token",), rows, context.named(rows, names))
             frames.append(DataFrame(columns | {"value": value.tolist(), "median": values.median().item()}))
     return concat(frames, ignore_index=True)
 
@@ -245,7 +264,8 @@ class FactoringBugs:
     @property
     def by_head(self) -> Bool[Tensor, "bug head"]:
         """Attention above uniform, a right out raised by OV, and the wrong one at least COMPARABLE times as much."""
-        return _comparable(self.attention > self.uniform, self.ov[..., 0], self.ov[..., 1])
+        right, wrong = self.ov.unbind(-1)
+        return (self.attention > self.uniform) & (right > 0) & (wrong >= COMPARABLE * right)
 
     @property
     def head_level(self) -> Bool[Tensor, "bug"]:
@@ -278,7 +298,7 @@ class FactoringBugs:
         return f"{self._heading}\n{_shown(self.to_frame())}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._heading}</p>{self.to_frame().to_html(index=False, float_format='{:.3f}'.format)}"
+        return f"<p>{self._heading}</p>{_html(self.to_frame())}"
 
     @property
     def _heading(self) -> str:
@@ -298,16 +318,15 @@ def factoring_bugs(
 ) -> FactoringBugs:
     """For every two rules with one source, whether the out of one is raised where the other's is right.
 
-    `rules`: (source, destination) → out, as tokens. *Head-level*: some head attends from the destination to the source
-    more than 1 / length, its OV circuit raises the right out for this source above the mean out, and raises the wrong
-    one at least half as much. *Behavioural*: in the canonical context the model gives the wrong out the higher p.
-    Raises: as `skip_trigrams`.
+    `rules`: (source, destination) → out, as tokens. *Head-level*: some head attends from the destination to
+    the source more than 1 / length, its OV circuit raises the right out for this source above the mean out, and raises
+    the wrong one at least half as much. *Behavioural*: in the canonical context the model gives the wrong out the
+    higher p. Raises: as `skip_trigrams`.
     """
     context = _one_layer(model, length)
-    context.known([token for rule, out in rules.items() for token in (*rule, out)])
     by_source: dict[int, dict[int, int]] = {}
     for (s, d), out in rules.items():
-        by_source.setdefault(s, {})[d] = out
+        by_source.setdefault(context.token(s), {})[context.token(d)] = context.token(out)
     heads, found = range(context.w.n_heads), []
     for s, told in by_source.items():
         p = context.p([s], list(told))[0].cpu()
@@ -316,7 +335,8 @@ def factoring_bugs(
         others = torch.ones(p.shape[1], dtype=torch.bool)
         others[list(told.values())] = False
         for i, (d, right) in enumerate(told.items()):
-            alike = _comparable(attention[i, :, None] > 1 / context.length, ov[:, [right]], ov).any(0)[others]
+            comparable = (ov[:, [right]] > 0) & (ov >= COMPARABLE * ov[:, [right]])
+            alike = ((attention[i, :, None] > 1 / context.length) & comparable).any(0)[others]
             control = alike.float().mean() if len(alike) else torch.tensor(0.0)
             reference = p[i].masked_fill(~others, 0).max()
             for wrong in sorted({*told.values()} - {right}):
@@ -325,11 +345,7 @@ def factoring_bugs(
     sizes = (2,), (), (len(heads),), (len(heads), 2), ()
     empty = (torch.zeros(0, 4, dtype=torch.int64), *(torch.zeros(0, *size) for size in sizes))
     tokens, *values = (torch.stack(part) for part in zip(*found, strict=True)) if found else empty
-    return FactoringBugs(tokens, *values, uniform=1 / context.length, names=_named(model, names, tokens))
-
-
-def _comparable(attends: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    return attends & (right > 0) & (wrong >= COMPARABLE * right)
+    return FactoringBugs(tokens, *values, uniform=1 / context.length, names=context.named(tokens, names))
 
 
 def _one_layer(model: Any, length: int | None) -> Context:
@@ -342,7 +358,7 @@ def _one_layer(model: Any, length: int | None) -> Context:
     return context
 
 
-def _candidates(context: Context, source: int | Sequence[int] | None) -> tuple[list[int], list[int]]:
+def _candidates(context: Context, source: Token | Iterable[Token] | None) -> tuple[list[int], list[int]]:
     """All sources and destinations that are asked for, or those that the heads choose."""
     vocabulary, heads = context.w.d_vocab, context.w.n_heads
     sources = list(range(vocabulary)) if source is None else context.known(source)
@@ -356,27 +372,8 @@ def _candidates(context: Context, source: int | Sequence[int] | None) -> tuple[l
         sources = sorted({s for one in best for s in one.topk(min(each, vocabulary)).indices.tolist()})
     each = min(vocabulary, max(1, CHOSEN // len(sources) // heads))
     at = torch.tensor(sources, device=context.w.W_E.device)
-    most = [_most_attending(context.factors(head), at).topk(each).indices for head in range(heads)]
+    most = [context.factors(head).most(at).topk(each).indices for head in range(heads)]
     return sources, sorted({d for one in most for d in one.tolist()})
-
-
-def _most_attending(factors: Factors, sources: Int[Tensor, "source"]) -> Float[Tensor, "destination"]:
-    """Every destination's highest attention to any of these sources."""
-    blocks = blocks_of(len(sources), len(factors.queries) * factors.queries.element_size())
-    return torch.stack([factors.attention(sources[block]).amax(0) for block in blocks]).amax(0)
-
-
-def _named(model: Any, names: Sequence[str] | None, tokens: Int[Tensor, "..."]) -> dict[int, str] | None:
-    """Names of these tokens: the caller's, the model's own, or none."""
-    shown = sorted(set(tokens.flatten().tolist()))
-    if names is not None:
-        if shown and shown[-1] >= len(names):
-            raise NoSuchPart(f"{len(names)} names, but token {shown[-1]} needs one; give a name for every token")
-        return {token: str(names[token]) for token in shown}
-    try:
-        return {token: model.to_single_str_token(token) for token in shown}
-    except Exception:  # a model without a tokenizer says so in a way of its own
-        return None
 
 
 def _columns(
@@ -389,5 +386,14 @@ def _columns(
     return columns
 
 
+def _some(n: int) -> None:
+    if n < 1:
+        raise NoSuchPart(f"n is {n}; expected how many rows to show, at least 1")
+
+
 def _shown(frame: "DataFrame") -> str:
-    return frame.head(20).to_string(index=False, float_format="{:.3f}".format)
+    return frame.head(20).to_string(index=False, float_format="{:.3f}".format, na_rep="")
+
+
+def _html(frame: "DataFrame") -> str:
+    return frame.to_html(index=False, float_format="{:.3f}".format, na_rep="")

@@ -49,7 +49,17 @@ sources = sorted({source for source, _ in rules})
 found = skip_trigrams(run.model, source=sources, n=len(rules))
 right = sum(rules.get((s, d)) == o for s, d, o in found.tokens.tolist())
 print(f"the {len(rules)} best trigrams of {len(sources)} sources, from weights: {right} are rules of the task")
-columns = ["source_name", "destination_name", "out_name", "p", "p_without_source", "head"]
+print(f"{int(found.attended.sum())} of them are read by a head; the others are what the model says by default")
+columns = [
+    "source_name",
+    "destination_name",
+    "out_name",
+    "p",
+    "p_without_source",
+    "p_other_sources",
+    "attended",
+    "head",
+]
 print(found.to_frame()[columns].head(4).to_string(index=False))
 bugs = factoring_bugs(run.model, rules)
 print(repr(bugs).partition("\n")[0])
@@ -82,4 +92,5 @@ print(queries)
 (writer, _), *_ = queries.ranked()
 together = [path for path in every_path(run.model, ("Q",)) if path.writer == writer]
 cuts = [together, every_path(run.model, ("V",))]
-print(path_effects(run.model, run.task.held_out, cuts, positions=list(run.task.scored)))
+tokens, scored = run.task.held_out, list(run.task.scored)
+print(path_effects(run.model, tokens, cuts, positions=scored, clusters=run.task.clusters(tokens)))

@@ -22,17 +22,21 @@ def test_on_fresh_models_one_score_in_twenty_leaves_its_band_and_no_head_has_a_r
     shares, roles = nulls(200)
     assert roles == 0
     scores = {share.measure: share for share in shares}
-    assert len(scores) == 19
+    assert len(scores) == 25
     for kinds in (
         ["Q-composition", "K-composition", "V-composition"],
         ["OV spectrum", "OV diagonal z", "erasing", "copying"],
         ["previous token", "current token", "duplicate token", "prefix matching", "distance", "entropy"],
         ["neuron in · out"],
+        ["Q positivity", "K positivity", "V positivity"],
+        ["QK trace"],
+        ["overlap"],
     ):
         together = sum(scores[kind].share for kind in kinds) / len(kinds)
         assert 0.035 <= together <= 0.065, kinds
     for share in shares:
-        assert 0.035 - 3 * share.standard_error <= share.share <= 0.065 + 3 * share.standard_error, share
+        least = 0.0 if share.measure == "OV arg-max" else 0.035  # hits are counts: no band holds exactly 95 % of them
+        assert least - 3 * share.standard_error <= share.share <= 0.065 + 3 * share.standard_error, share
 
 
 def test_a_spread_needs_two_models():

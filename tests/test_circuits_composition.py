@@ -14,11 +14,12 @@ from circuits.surface import folded, read
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 
 
-@pytest.mark.parametrize("block", [3, 64])
+@pytest.mark.parametrize("tile", [(3, 5), (5, 3), (64, 256)])
 @pytest.mark.parametrize("make", [native_bridge, gpt2_bridge, lambda **o: native_bridge(normalization_type=None, **o)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_equal_transformer_lens(make, kind, block, monkeypatch):
-    monkeypatch.setattr(circuits.composition, "BLOCK", block)
+def test_scores_equal_transformer_lens(make, kind, tile, monkeypatch):
+    monkeypatch.setattr(circuits.composition, "ROWS", tile[0])
+    monkeypatch.setattr(circuits.composition, "COLUMNS", tile[1])
     model = make(n_layers=5)
     theirs = model.all_composition_scores(kind).scores
     ours = composition_scores(model, kind, fold=False)
@@ -117,9 +118,10 @@ def test_composed_factors_multiply_to_the_dense_product(kind):
         "K": w.W_E @ qk[1, 0] @ ov[0, 1].T @ w.W_E.T,
         "V": w.W_E @ ov[0, 1] @ ov[1, 0] @ w.W_U,
     }[kind]
-    left, right = composed(model, kind, "0.1", "1.0")
-    assert (left.shape[1], right.shape[0]) == (8, 8)
-    assert torch.allclose(left @ right, expected, atol=1e-4)
+    circuit = composed(model, kind, "0.1", "1.0")
+    assert circuit.left.shape[1] == 8
+    assert circuit.basis == "folded"
+    assert torch.allclose(circuit.dense(), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("make", [lambda: build(norm="none", d_mlp=0), native_bridge])
@@ -133,7 +135,10 @@ def test_virtual_heads_are_products_of_patterns_and_of_ov_circuits(make):
     for v in found:
         assert torch.allclose(v.pattern, second[v.reader[1]] @ first[v.writer[1]], atol=1e-5)
         assert torch.allclose(v.pattern.sum(-1), torch.ones(6), atol=1e-5)
-        assert torch.allclose(v.factors[0] @ v.factors[1], model.OV[v.writer].AB @ model.OV[v.reader].AB, atol=1e-4)
+        expected = model.W_V[v.writer] @ model.W_O[v.writer] @ model.W_V[v.reader] @ model.W_O[v.reader]
+        assert torch.allclose(v.ov.dense(), expected, atol=1e-4)
+        assert len(repr(v)) < 100
+        assert len(v.to_frame()) == 6 * 7 // 2
     assert [(v.writer, v.reader) for v in virtual_heads(model, TOKENS, ["0.1"], ["1.0"])] == [((0, 1), (1, 0))]
 
 
@@ -150,6 +155,8 @@ def test_what_is_undefined_says_so():
         scores["5.0", "1.0"]
     with pytest.raises(NoSuchPart, match="got 1 names"):
         scores["0.0"]
+    first = scores.ranked()[0]
+    assert scores[first].z == scores.z.max()  # pairs index as they are ranked
     with pytest.raises(NoSuchPart, match="index it by name"):
         scores.value  # noqa: B018
     with pytest.raises(NoSuchPart, match="not in a later layer"):
@@ -164,3 +171,16 @@ def test_bands_of_many_pairs_are_interpolated_to_a_thousandth(monkeypatch):
     quick = null.band()
     monkeypatch.setattr(circuits.nulls, "GRID", 10_000)
     assert torch.allclose(quick, null.band(), rtol=2e-3)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: fresh(d_model=1, n_heads=1, norm="none"), lambda: fresh(d_model=2, n_heads=1), lambda: fresh(d_head=24),
+])  # fmt: skip
+def test_where_nothing_is_left_to_align_the_null_is_one_number(make):
+    for scores in compositions(make()).values():
+        for name in ("scores", "null_mean", "null_sd", "band", "p", "z"):
+            assert getattr(scores, name).isfinite().all(), name
+    one = Beta.of(1 / 8, torch.zeros(3))
+    assert torch.allclose(one.band(), torch.full((2, 3), 1 / 8, dtype=torch.float64))
+    assert (one.p(torch.full((3,), 1 / 8)) == 1).all()
+    assert (one.root_sd == 0).all()

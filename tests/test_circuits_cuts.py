@@ -496,29 +496,32 @@ def test_the_readers_own_attention_can_be_the_measure() -> None:
         path_effects(model, tokens, group, measure="entropy")
 
 
+OWN = torch.arange(100)  # each sequence a cluster of its own
+
+
 def test_confirmed_wants_a_significant_rise_of_some_size() -> None:
     """Made-up changes: significant and large, significant and small, large and noisy, significant and downwards."""
     noise = torch.tensor([-1.0, 1.0]).repeat(50)
     changes = torch.stack([0.5 + 0.1 * noise, 0.01 + 0.001 * noise, 0.5 + 9 * noise, -0.5 + 0.1 * noise])
     cuts = tuple((path,) for path in PATHS[:4])
     clean = torch.full((4, 100), 1.0)
-    effects = PathEffects("mean next-token loss (nats)", cuts, clean, changes, torch.zeros(4), 20, "mean")
+    effects = PathEffects("mean next-token loss (nats)", cuts, clean, changes, torch.zeros(4), OWN, 20, "mean")
     assert effects.confirmed().tolist() == [True, False, False, False]
     assert effects.confirmed(share=0.001).tolist() == [True, True, False, False]
     assert effects.confirmed(share=0.3).tolist() == [False] * 4  # 0.5 is a quarter of ln 20 − 1 = 2.0
     assert effects.to_frame().confirmed.tolist() == [True, False, False, False]
-    few = PathEffects(LOSS, cuts[:1], clean[:1], 0.5 + 2.3 * noise[None], torch.zeros(1), 20, "mean")
-    many = PathEffects(LOSS, cuts, clean, few.changes.expand(4, -1), torch.zeros(4), 20, "mean")
+    few = PathEffects(LOSS, cuts[:1], clean[:1], 0.5 + 2.3 * noise[None], torch.zeros(1), OWN, 20, "mean")
+    many = PathEffects(LOSS, cuts, clean, few.changes.expand(4, -1), torch.zeros(4), OWN, 20, "mean")
     assert 0.05 / 4 < few.p[0] < 0.05
     assert few.confirmed().tolist() == [True]
     assert many.confirmed().tolist() == [False] * 4  # four are tested, so each must meet a quarter of the level
     assert "0.1→K→1.0" in repr(effects)
     assert "0.0→Q→2.1" in effects._repr_html_()
-    other = PathEffects("margin", cuts, clean, changes, torch.zeros(4), 20, "mean")
+    other = PathEffects("margin", cuts, clean, changes, torch.zeros(4), OWN, 20, "mean")
     with pytest.raises(Undefined, match="what can be lost, which margin lacks; read its p"):
         other.confirmed()
     assert "confirmed" not in other.to_frame()
-    attention = PathEffects("prefix_matching", cuts, clean, -changes, torch.zeros(4), 20, "mean")
+    attention = PathEffects("prefix_matching", cuts, clean, -changes, torch.zeros(4), OWN, 20, "mean")
     assert attention.confirmed().tolist() == [True, False, False, False]  # it must fall by a twentieth of 1
     assert attention.confirmed(share=0.6).tolist() == [False] * 4
     assert "prefix-matching attention of the readers" in repr(attention)
@@ -565,3 +568,24 @@ def test_effects_need_sequences_paths_and_positions() -> None:
         path_effects(model, TOKENS, PATHS, measure=lambda logits, tokens: logits.mean())
     with pytest.raises(Undefined, match=r'mean over a batch of one .* or replacement="zero"'), cut(model, PATHS):
         model(TOKENS[:1])
+
+
+def test_sequences_of_one_cluster_count_as_one() -> None:
+    """Every sequence four times: as independent the error halves for nothing, by clusters it stays."""
+    model, tokens, path = (
+        build(d_mlp=0),
+        torch.randint(7, (6, 6), generator=torch.Generator().manual_seed(0)),
+        Path("0.0", "K", "1.1"),
+    )
+    once = path_effects(model, tokens, path, replacement="zero")
+    names = [str(i) for i in range(6)] * 4
+    fooled = path_effects(model, tokens.repeat(4, 1), [path], replacement="zero")
+    honest = path_effects(model, tokens.repeat(4, 1), [path], replacement="zero", clusters=names)
+    assert torch.allclose(honest.standard_error, once.standard_error, rtol=1e-3)
+    assert torch.allclose(honest.p, once.p, rtol=1e-2)
+    assert fooled.standard_error < 0.55 * once.standard_error
+    assert "24 sequences in 6 clusters" in repr(honest)
+    with pytest.raises(ValueError, match="5 clusters for 6 sequences"):
+        path_effects(model, tokens, path, clusters=names[:5])
+    with pytest.raises(NoSuchPart, match=r"no head 1.1: this model has 1 layers"):
+        path_effects(build(d_mlp=0, n_layers=1), tokens, path)

@@ -1,9 +1,13 @@
 """Erasing heads, opposed neurons, and who writes and reads how much of the stream."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from support import build, from_native, native_bridge
+from support import build, from_native, gpt2_bridge, native_bridge
 
+from circuits.errors import NoSuchPart, Undefined
+from circuits.heads import head_scores
 from circuits.memory import bandwidth, memory_management
 from circuits.spectra import positivity
 from circuits.surface import folded, read
@@ -98,8 +102,105 @@ def test_overlap_is_the_share_of_a_writer_inside_what_a_reader_reads():
     assert one.null_mean.item() == pytest.approx(8 / 16)
     assert ("1.0", "0.0.Q") not in found.overlap
     assert found.overlap["0.0", "unembed"].value == pytest.approx(1)  # it reads everything: no alignment to speak of
-    assert found.overlap["0.0", "unembed"].p.item() == pytest.approx(1, abs=0.01)
-    assert set(found.overlaps().columns) >= {"writer", "reader", "score", "null_mean", "z", "p"}
+    assert_nothing_to_align(found.overlap["0.0", "unembed"])
+    frame = found.overlaps().set_index(["writer", "reader"])
+    assert len(frame) == len(found.overlap) == 2 * 13 + 2 * 7 + 2 and set(frame.index) == set(found.overlap)
+    assert set(frame.columns) == {"score", "null_mean", "null_sd", "z", "p", "low", "high", "dead"}
+    assert frame.loc[("0.0", "1.0.V"), "score"] == one.value
+    assert frame.loc[("0.0", "1.0.V"), "p"] == one.p.item()
+
+
+def assert_nothing_to_align(one):
+    assert (one.value, one.null_mean.item(), one.null_sd.item(), one.p.item(), one.z.item()) == (1, 1, 0, 1, 0)
+    assert one.band.tolist() == [1, 1]
+
+
+KINDS = {
+    "no norm": lambda: build(norm="none"), "no norm, no MLP": lambda: build(norm="none", d_mlp=0),
+    "pre-norm": build, "pre-norm, no MLP": lambda: build(d_mlp=0), "post-norm": lambda: build(norm="post"),
+    "as wide as a head": lambda: build(norm="none", n_heads=1, d_head=16), "wider": lambda: build(d_head=24),
+    "many neurons": lambda: build(d_mlp=64), "few tokens": lambda: build(d_vocab=5, n_ctx=4, positions="rotary"),
+    "one token": lambda: build(d_vocab=1), "bridge": lambda: native_bridge(d_mlp=24), "GPT-2": gpt2_bridge,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_is_finite_and_stands_beside_a_reference(kind, fold):
+    model = KINDS[kind]()
+    if kind == "post-norm" and fold:
+        with pytest.raises(Undefined, match="LayerNorm after"):
+            bandwidth(model)
+        return
+    found = bandwidth(model, fold=fold)
+    frame = found.overlaps()
+    numbers = torch.tensor(frame.drop(columns=["writer", "reader", "dead"]).to_numpy(float))
+    assert len(frame) and numbers.isfinite().all()
+    shares = torch.tensor(frame[["score", "null_mean", "p", "low", "high"]].to_numpy(float))
+    assert shares.min() >= 0 and shares.max() <= 1 + 1e-12
+    used = found.to_frame()
+    assert torch.tensor(used.drop(columns=["part", "basis"]).to_numpy(float)).isfinite().all()
+    for part, (rank, mean, low, high) in found.random.items():
+        assert low <= mean <= high and found.used[part][0] <= rank
+    for (writer, reader), one in found.overlap.items():
+        if found.used[reader][0] == found.width and not one.dead:
+            assert_nothing_to_align(one)
+        assert writer in found.used
+
+
+def test_the_reference_of_effective_dimensions_is_that_of_random_factors():
+    """Against 2,000 products and matrices drawn outright: means within 5 % (39 draws), about 5 % outside the band."""
+    found = bandwidth(build(norm="none", d_mlp=40))
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        product = torch.eye(sizes[0]).expand(2000, -1, -1)
+        for rows, columns in pairwise(sizes):
+            product = product @ torch.randn(2000, rows, columns, generator=generator)
+        s = torch.linalg.svdvals(product)
+        return s.pow(2).sum(1) ** 2 / s.pow(4).sum(1)
+
+    for part, sizes in {"0.1": (16, 8, 16), "1.0.Q": (16, 8, 16), "0.mlp": (40, 16), "pos": (11, 16)}.items():
+        rank, mean, low, high = found.random[part]
+        effective = drawn(*sizes)
+        assert rank == min(sizes)
+        assert mean == pytest.approx(effective.mean().item(), rel=0.05), part
+        assert 0.01 <= ((effective < low) | (effective > high)).float().mean() <= 0.12, part
+    wide = bandwidth(build(norm="none", d_head=24)).random["0.1"]
+    assert wide[:2] == (16, pytest.approx(drawn(16, 24, 16).mean().item(), rel=0.05))
+
+
+def test_a_fresh_model_lies_inside_that_reference():
+    """Normal weights: 5 % of heads outside by chance, at most 12 % of 3 × 32 here."""
+    outside = []
+    for seed in range(3):
+        found = bandwidth(build(seed, norm="none", n_heads=8, d_mlp=0, d_model=64, init="normal"))
+        for part in [name for name in found.used if "." in name]:
+            _, _, low, high = found.random[part]
+            outside.append(not low <= found.used[part][1] <= high)
+    assert 0 < sum(outside) / len(outside) <= 0.12
+
+
+def test_what_has_no_stream_and_scores_of_another_model_are_refused_in_one_line():
+    model = build()
+    for ask, error, message in (
+        (lambda: bandwidth(build(residual=False), fold=False), Undefined, "no residual stream"),
+        (lambda: memory_management(build(residual=False), fold=False), Undefined, "no residual stream"),
+        (
+            lambda: memory_management(model, heads=head_scores(build(n_layers=1), draws=39)), NoSuchPart,
+            "head scores of 1 layers of 2 heads; this model has 2 of 2: pass head_scores of this model",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
+def test_results_show_themselves_in_a_notebook():
+    found = memory_management(build(), draws=39)
+    assert found._repr_html_().startswith("<p>erasing heads: none</p>")
+    assert found._repr_html_().count("<table") == 3
+    assert "random effective" in bandwidth(build())._repr_html_() and "Gaussian" in repr(bandwidth(build()))
 
 
 def test_the_null_of_overlap_is_that_of_random_subspaces():

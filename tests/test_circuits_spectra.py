@@ -140,8 +140,7 @@ def test_a_large_vocabulary_has_the_permuted_null_and_the_same_values(monkeypatc
 def test_the_composed_spectrum_is_that_of_the_dense_composed_matrix(kind):
     model = build(norm="none", bias_qkv=False)
     spectrum = composition_spectrum(model, kind, "0.1", "1.0", fold=False)
-    left, right = composed(model, kind, "0.1", "1.0", fold=False)
-    expected = largest(left @ right, 8)
+    expected = largest(composed(model, kind, "0.1", "1.0", fold=False).dense(), 8)
     assert same_set(spectrum.eigenvalues, expected, 1e-3 * expected.abs().max())
     assert spectrum.positivity.value == pytest.approx(positivity(expected).item(), abs=1e-3)
     assert f"0.1 → {kind} of 1.0: positivity" in repr(spectrum)
@@ -177,6 +176,8 @@ def test_singular_directions_are_those_of_the_dense_matrix(circuit):
     u, s, vh = torch.linalg.svd(dense)
     assert torch.allclose(found.values, s[:8], atol=1e-5)
     assert found.share.sum() == pytest.approx(1, abs=1e-5)
+    low, high = found.share_by_chance[0]  # of the strongest of eight, for random factors: far above 1/8
+    assert 0.15 < low < found.share[0] < high < 0.6
     centred = model.W_E - model.W_E.mean(0)
     for i in range(3):
         reads, writes = centred @ u[:, i], vh[i] @ model.W_U if circuit == "OV" else centred @ vh[i]
@@ -207,3 +208,22 @@ def test_what_is_undefined_says_so():
     empty = copying_score(build(n_layers=0))
     assert empty.eigenvalue.scores.shape == (0, 2)
     assert len(empty.to_frame()) == 0
+
+
+def test_hits_of_a_large_vocabulary_are_a_count():
+    """A normal null would call three hits extraordinary: they happen by chance in one of twelve."""
+    dead = torch.tensor(False)
+    three, four = (circuits.spectra._hits(k / 5_000, (1 / 5_000, 1 / 5_000), 5_000, "raw", dead) for k in (3, 4))
+    assert three.p.item() == pytest.approx(2 * 0.0803, abs=1e-3)
+    assert not three.outside
+    assert four.outside
+    assert four.band.tolist() == [0, pytest.approx(3 / 5_000)]
+
+
+def test_spectra_are_tidy_and_few_draws_are_refused():
+    frame = composition_spectrum(build(), "K", "0.0", "1.1").to_frame()
+    assert frame[["writer", "kind", "reader"]].to_numpy().tolist() == [["0.0", "K", "1.1"]]
+    with pytest.raises(Undefined, match="2 draws do not reach the ends"):
+        copying_score(build(), draws=2)
+    with pytest.raises(NoSuchPart, match="at least one of both"):
+        singular_directions(build(), "0.0", n=0)

@@ -11,7 +11,22 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import workbench as wb
+from circuits import (
+    attention_maps,
+    bandwidth,
+    composed,
+    composition_spectrum,
+    compositions,
+    copying_score,
+    direct_path,
+    eigenvalues,
+    memory_management,
+    qk_trace,
+    virtual_heads,
+    virtual_weights,
+)  # fmt: skip
 from circuits.errors import BadModel, NoSuchPart, NoSurface, Undefined
+from circuits.scores import from_draws
 from circuits.surface import basis, folded, head_of, read
 
 TOKENS = torch.arange(40).reshape(4, 10) % 20
@@ -128,6 +143,53 @@ def test_grouped_keys_and_values_are_repeated():
         assert torch.allclose(w.W_K[0, head], keys[4 * (head // 2) : 4 * (head // 2) + 4].T, atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [build, native_bridge])
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_low_precision_is_folded_in_single(make, precision):
+    """Centred in half precision, the dimension that LayerNorm takes away would still look written."""
+    model = make().to(precision)
+    w = read(model, fold=True)
+    assert (w.width, w.W_Q.dtype) == (15, torch.float32)
+    assert model.W_Q.dtype == precision
+    assert torch.allclose(w.W_Q, read(make(), fold=True).W_Q, atol=0.05)
+
+
+def test_a_bridge_that_was_processed_before_is_folded_or_refused_but_not_believed():
+    for options, width in (({"no_processing": True}, 15), ({}, 15)):
+        bridge = native_bridge()
+        bridge.enable_compatibility_mode(disable_warnings=True, **options)
+        assert read(bridge, fold=True).width == width
+        assert read(bridge).basis == "raw"
+    for options in ({"fold_ln": False}, {"center_writing_weights": False}):
+        bridge = native_bridge()
+        bridge.enable_compatibility_mode(disable_warnings=True, **options)
+        with pytest.raises(Undefined, match="processed by halves before"):
+            folded(bridge)
+
+
+def test_without_a_residual_stream_nothing_passes_a_layer_by():
+    model = build(residual=False)
+    for ask in (
+        direct_path, lambda m: virtual_weights(m, "embed", "unembed"), lambda m: compositions(m, fold=False),
+        lambda m: composed(m, "K", "0.0", "1.0", fold=False), lambda m: list(virtual_heads(m, TOKENS[:1])),
+        lambda m: composition_spectrum(m, "K", "0.0", "1.0", fold=False), lambda m: bandwidth(m, fold=False),
+        lambda m: memory_management(m, fold=False), qk_trace,
+    ):  # fmt: skip
+        with pytest.raises(Undefined, match="replace the token"):
+            ask(model)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@pytest.mark.parametrize("draws", [39, 199])
+def test_outside_means_beyond_the_band(precision, draws):
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(draws, 400, 1, generator=generator).to(precision)
+    scores = torch.randn(400, 1, generator=generator).to(precision)
+    made = from_draws("x", scores, drawn, parts=("head",), null="", basis="raw")
+    assert torch.equal(made.outside, (scores < made.band[0]) | (scores > made.band[1]))
+    assert 0.02 < made.outside.double().mean() < 0.09
+
+
 def test_low_precision_is_read_in_single_and_double_stays():
     model = build()
     half = copy.deepcopy(model).bfloat16()
@@ -142,9 +204,19 @@ def test_bad_models_and_names_are_one_clear_line():
         model.blocks[1].attn.W_V[0, 0, 0] = torch.nan
     with pytest.raises(BadModel, match=r"W_V holds values that are not finite"):
         read(model)
-    with pytest.raises(NoSurface, match=r"Linear has no W_E.*expected a model with TransformerLens' surface"):
-        read(torch.nn.Linear(3, 3))
-    for name in ("7.0", "1.2", "x", "1", "1.1.1"):
+    for ask in (read, folded, compositions, eigenvalues, copying_score, lambda m: attention_maps(m, TOKENS[:1])):
+        with pytest.raises(NoSurface, match=r"Linear has no cfg; expected a model with TransformerLens' surface"):
+            ask(torch.nn.Linear(3, 3))
+    with pytest.raises(BadModel, match=r"W_V holds values that are not finite"):
+        folded(model)
+    with pytest.raises(BadModel, match=r"logits are not finite"):
+        attention_maps(model, TOKENS[:1])
+    huge = build()
+    with torch.no_grad():
+        huge.W_U.mul_(1e12)
+    with pytest.raises(BadModel, match=r"W_U holds values beyond 1e8"):
+        read(huge)
+    for name in ("7.0", "1.2", "x", "1", "1.1.1", 1, (0.5, 0), (0, 1, 2)):
         with pytest.raises(NoSuchPart):
             head_of(name, read(build()))
     assert head_of("1.0", read(build())) == head_of((1, 0), read(build())) == (1, 0)

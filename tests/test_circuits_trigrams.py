@@ -72,6 +72,21 @@ def test_the_rules_of_a_hand_built_head_are_found_and_nothing_else():
         ["hold", "on", "tight"],
     ]
     assert "keep" in repr(found) and "keep" in found._repr_html_()
+    assert frame["attended"].tolist()[:3] == [True] * 3 and found.attended.tolist() == frame["attended"].tolist()
+
+
+def test_a_default_is_told_apart_from_what_a_head_reads():
+    """tight is said after in unless keep is looked at: for hold it gains, though nothing looks at hold from there."""
+    model = by_hand({(IN, TIGHT): 9.0, (IN, BAY): -9.0})
+    found = skip_trigrams(model, source=[KEEP, HOLD], n=2, names=NAMES)
+    rows = found.to_frame().set_index("source_name")
+    assert triples(found) == [(KEEP, IN, MIND), (HOLD, IN, TIGHT)]
+    default = rows.loc["hold"].to_dict()
+    assert default["out_name"] == "tight" and default["p"] == pytest.approx(default["p_without_source"], abs=1e-3)
+    assert (default["attended"], default["head"]) == (False, "") and default["contribution"] != default["contribution"]
+    assert default["attention"] < default["uniform_attention"]
+    assert "1 are defaults: no head attends to the source above uniform" in repr(found)
+    assert "nan" not in (repr(found) + found._repr_html_()).lower()
 
 
 def test_its_head_lists_the_bug_beside_the_rules():
@@ -335,8 +350,19 @@ def test_one_head_tells_destinations_apart_by_how_much_it_attends_and_by_nothing
 # Bad input
 
 
-def test_bad_questions_are_answered_in_one_line():
+def test_a_token_is_a_number_or_a_name():
     model = one_layer()
+    assert source_table(model, torch.tensor(3)).equals(source_table(model, 3))
+    assert source_table(model, "t3").equals(source_table(model, 3))
+    for source in (["t1", "t3"], torch.tensor([1, 3]), torch.tensor([1, 3]).numpy(), range(1, 4, 2), ["t1", 3, 1]):
+        assert triples(skip_trigrams(model, source=source)) == triples(skip_trigrams(model, source=[1, 3]))
+    for source in ("t3", torch.tensor(3)):
+        assert triples(skip_trigrams(model, source=source)) == triples(skip_trigrams(model, source=3))
+
+
+def test_bad_questions_are_answered_in_one_line():
+    model, rms = one_layer(), one_layer()
+    rms.cfg.normalization_type = "RMS"
     for ask, error, message in (
         (lambda: skip_trigrams(model, source=9), NoSuchPart, "no token 9: this model's vocabulary goes from 0 to 8"),
         (lambda: skip_trigrams(model, source=[]), NoSuchPart, "no source tokens"),
@@ -350,7 +376,15 @@ def test_bad_questions_are_answered_in_one_line():
         (lambda: factoring_bugs(build(d_mlp=0), {}), Undefined, "with 2 layers, see"),
         (lambda: skip_trigrams(build(n_layers=1)), Undefined, "with 1 layers and MLPs"),
         (lambda: head_skip_trigrams(build(), "1.0"), Undefined, "head 1.0 reads what layer 0 wrote"),
-        (lambda: skip_trigrams(one_layer(norm="post")), Undefined, "not after the addition"),
+        (lambda: skip_trigrams(model, n=0), NoSuchPart, "n is 0; expected how many rows to show, at least 1"),
+        (lambda: head_skip_trigrams(model, "0.0", n=-1), NoSuchPart, "n is -1"),
+        (lambda: source_table(model, 0, n=0), NoSuchPart, "n is 0"),
+        (lambda: skip_trigrams(model, source="x"), NoSuchPart, "no token 'x'; expected its number, or its name"),
+        (lambda: skip_trigrams(from_native(native_bridge(n_layers=1), n_layers=1), source="t1"), NoSuchPart, "'t1'"),
+        (lambda: source_table(model, torch.tensor(1.5)), NoSuchPart, r"no token tensor\(1.5000\)"),
+        (lambda: source_table(model, torch.tensor([1, 2])), NoSuchPart, r"no token tensor\(\[1, 2\]\)"),
+        (lambda: skip_trigrams(one_layer(norm="post")), Undefined, "undefined for LayerNorm after each addition"),
+        (lambda: skip_trigrams(rms), Undefined, "undefined for normalisation RMS; expected"),
         (lambda: skip_trigrams(build(n_layers=0, norm="none")), Undefined, "no heads"),
         (lambda: skip_trigrams(object()), NoSurface, "object has no"),
     ):

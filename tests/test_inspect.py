@@ -55,7 +55,7 @@ def test_one_layer_composes_nothing_and_the_control_has_no_roles():
 def test_what_is_undefined_for_a_model_says_why_and_the_rest_is_shown(capsys):
     app(["inspect", "winograd-average", "--draws", "39"], standalone_mode=False)
     text = capsys.readouterr().out
-    assert "composition: composition is undefined where sub-layers replace the token" in text
+    assert "composition: undefined where sub-layers replace the token" in text
     assert "previous token" in text
     app(["inspect", "bigram-0", "--draws", "39"], standalone_mode=False)
     assert "0 layers" in capsys.readouterr().out

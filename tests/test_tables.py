@@ -12,8 +12,8 @@ import pytest
 from workbench.errors import WorkbenchError
 from workbench.recipes import load_recipe, read_recipe
 from workbench.statistics import interval
-from workbench.tables import TABLES, winograd
-from workbench.tables.winograd import MODELS, recipes
+from workbench.tables import BUDGETS, make_table, table_recipes
+from workbench.tables.winograd import MODELS
 from workbench.tasks import load_task
 from workbench.tasks.shortcuts import shortcut_accuracies
 
@@ -35,8 +35,8 @@ def table(kept):
     """Every row at 1 % of its steps, two seeds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(kept))
-        patch.setitem(winograd.BUDGETS, "quick", 0.01)
-        return TABLES["winograd"]("workbench table winograd", 2, "quick", jobs=2)
+        patch.setitem(BUDGETS, "quick", 0.01)
+        return make_table("winograd", 2, "quick", jobs=2)
 
 
 def test_every_row_gives_every_seed_its_budget_and_what_it_was_made_from(table):
@@ -96,23 +96,23 @@ def test_the_four_faces_show_the_same_figures(table):
 
 
 def test_one_split_serves_all_seeds_unless_asked():
-    assert {r.seeds.split for r in recipes(3, "full")["winograd-2"]} == {0}
-    assert [r.seeds.split for r in recipes(3, "full", split_per_seed=True)["winograd-2"]] == [0, 1, 2]
+    assert {r.seeds.split for r in table_recipes("winograd", 3, "full")["winograd-2"]} == {0}
+    assert [r.seeds.split for r in table_recipes("winograd", 3, "full", split_per_seed=True)["winograd-2"]] == [0, 1, 2]
 
 
 def test_a_bad_seed_count_or_budget_is_refused():
     with pytest.raises(WorkbenchError, match="--seeds 0: expected at least 1"):
-        recipes(0, "full")
+        table_recipes("winograd", 0, "full")
     with pytest.raises(WorkbenchError, match="--budget huge: expected one of quick, full"):
-        recipes(1, "huge")
+        table_recipes("winograd", 1, "huge")
 
 
 def test_a_second_time_nothing_is_trained_again(table, kept, monkeypatch):
     trained = []
     monkeypatch.setattr("workbench.training.Trainer.run", lambda self, progress: trained.append(self))
     monkeypatch.setenv("WORKBENCH_RUNS", str(kept))
-    monkeypatch.setitem(winograd.BUDGETS, "quick", 0.01)
-    again = TABLES["winograd"]("workbench table winograd", 2, "quick", jobs=1)
+    monkeypatch.setitem(BUDGETS, "quick", 0.01)
+    again = make_table("winograd", 2, "quick", jobs=1)
     assert again.data == table.data and not trained
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from circuits import (
+    bandwidth,
+    composition_spectrum,
     compositions,
     copying_score,
     direct_path,
@@ -21,8 +23,10 @@ from circuits import (
     head_scores,
     memory_management,
     path_effects,
+    qk_trace,
     skip_trigrams,
 )
+from circuits.composition import KINDS
 from circuits.heads import HeadScores
 from circuits.scores import Scores
 from workbench.known_answers import KnownModel, known_models
@@ -79,13 +83,18 @@ def nulls(models: int, watch: Callable[[int], object] = lambda done: None) -> tu
         copying = copying_score(model, draws=DRAWS, seed=seed)
         memory = memory_management(model, heads=heads, draws=DRAWS, seed=seed)
         scores = {f"{kind}-composition": s for kind, s in compositions(model).items()}
-        scores |= {"OV spectrum": copying.eigenvalue, "OV diagonal z": copying.diagonal, "erasing": memory.erasing}
+        scores |= {"OV spectrum": copying.eigenvalue, "OV diagonal z": copying.diagonal, "OV arg-max": copying.argmax}
+        scores |= {"erasing": memory.erasing, "QK trace": qk_trace(model, seed=seed)}
         scores |= {name.replace("_", " "): heads[name] for name in heads.measures}
         if memory.neurons is not None:
             scores["neuron in · out"] = memory.neurons
-        for name, score in scores.items():
-            n = int(score.defined.sum())
-            outside.setdefault(name, []).append((int(score.outside.sum()) / n, n))
+        scores["overlap"] = bandwidth(model).overlap.every
+        counts = {name: (int(score.outside.sum()), int(score.defined.sum())) for name, score in scores.items()}
+        for kind in KINDS:
+            signs = [composition_spectrum(model, kind, (0, h), (1, h), draws=DRAWS, seed=seed) for h in range(4)]
+            counts[f"{kind} positivity"] = sum(bool(s.positivity.outside) for s in signs), len(signs)
+        for name, (out, n) in counts.items():
+            outside.setdefault(name, []).append((out / n, n))
         watch(seed + 1)
     shares = []
     for name, each in outside.items():

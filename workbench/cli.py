@@ -142,7 +142,7 @@ def train(
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="Which table: winograd.")],
+    name: Annotated[str, typer.Argument(help="Which table: winograd, mechanisms or induction_heads.")],
     seeds: Annotated[int, typer.Option(help="How many.")] = 5,
     budget: Annotated[str, typer.Option(help="quick: 2/5 of the steps, or full.")] = "full",
     split_per_seed: Annotated[
@@ -156,19 +156,14 @@ def table(
     md_file: Annotated[Path | None, typer.Option("--md", help="Write Markdown.")] = None,
 ) -> None:
     """Train what a table needs, side by side, and print it."""
-    from workbench.errors import UnknownName
-
     files = {"json": json_file, "csv": csv_file, "markdown": md_file}
     for file in files.values():
         _check_writable(file)
-    from workbench.tables import TABLES, winograd
+    from workbench.tables import make_table, table_recipes
 
-    if name not in TABLES:
-        raise UnknownName("table", name, TABLES)
-    command = f"workbench table {name} --seeds {seeds} --budget {budget}" + " --split-per-seed" * split_per_seed
-    wanted = [recipe for group in winograd.recipes(seeds, budget, split_per_seed).values() for recipe in group]
+    wanted = [recipe for group in table_recipes(name, seeds, budget, split_per_seed).values() for recipe in group]
     with _Bars(wanted) as bars:
-        made = TABLES[name](command, seeds, budget, split_per_seed=split_per_seed, jobs=jobs, watch=bars.watch)
+        made = make_table(name, seeds, budget, split_per_seed=split_per_seed, jobs=jobs, watch=bars.watch)
     if Path("-") not in files.values():
         _show(made)
     for form, file in files.items():
@@ -231,6 +226,10 @@ def inspect(
         for note in notes:
             print(f"· {note}")
     print(f"\n{report.memory_line()}")
+    if report.claims:
+        print("\nwhat can be said, and what the experiment that could refute it found:")
+    for claim in report.claims:
+        print(f"  {claim}")
 
 
 @app.command()

@@ -18,14 +18,19 @@ from circuits import (
     memory_management,
     path_effects,
 )
+from circuits.claims import Claim, Verdict, claims_frame, composition_claims, looking_claims
 from circuits.composition import KINDS, CompositionScores, Kind
 from circuits.cuts import PathEffects
 from circuits.errors import CircuitError
 from circuits.heads import HeadScores
 from circuits.memory import MemoryManagement
-from circuits.scores import LEVEL, Scores
+from circuits.scores import LEVEL, Scores, p_text
+from circuits.smallest import smallest_circuit
 from circuits.spectra import CompositionSpectrum, CopyingScores
+from workbench.errors import WorkbenchError
+from workbench.evidence import examples
 from workbench.runs import Run
+from workbench.wording import count, percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -59,6 +64,8 @@ class InspectReport:
     pairs: list[Pair]
     cuts: PathEffects | None
     memory: MemoryManagement | str
+    claims: list[Claim]
+    """What can be said of this model, each sentence with the cut that could refute it."""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -73,7 +80,7 @@ class InspectReport:
             "positivity": [row for frame in spectra for row in frame.to_dict("records")],
             "cuts": [] if self.cuts is None else _records(self.cuts),
             "erasing_heads": [] if isinstance(self.memory, str) else self.memory.erasers,
-            "memory": _records(self.memory),
+            "memory": _records(self.memory), "claims": claims_frame(self.claims).to_dict("records"),
             "undefined": [part for part in (self.heads, self.copying, self.composition, self.memory)
                           if isinstance(part, str)],
         }  # fmt: skip
@@ -82,7 +89,7 @@ class InspectReport:
         model = self.run.recipe.model
         return [
             f"{self.run.name} seed {self.run.seed}: {self.run.recipe.about}",
-            f"{model.n_layers} layers of {model.n_heads} heads, {self.run.score}",
+            f"{count(model.n_layers, 'layer')} of {count(model.n_heads, 'head')}, {self.run.score}",
         ]
 
     def head_table(self) -> tuple[list[str], list[list[str]], list[str]]:
@@ -140,14 +147,14 @@ class InspectReport:
         notes.append(
             "z says “not random”, never “composes”: the last column is what the held-out loss rises by, in nats "
             "[95 %], when exactly that is cut (its mean over sequences instead); attention moved: the reader's, 0 … 1; "
-            "heads that back each other up fall together"
+            "small: surely not 0, but less than 5 % of what can be lost; heads that back each other up fall together"
         )
         names = [repr(pair.path) for pair in self.pairs]
         names += [f"these {len(paths)} {paths[0].kind} paths together" for paths in self.cuts.cuts[len(names) :]]
-        weights = [
-            [_cell(pair.scores), f"{pair.scores.z.item():+.1f}", _p(pair.scores), _cell(pair.spectrum.positivity)]
-            for pair in self.pairs
-        ]
+        weights = []
+        for pair in self.pairs:
+            z, p = f"{pair.scores.z.item():+.1f}", p_text(pair.scores.p.item())
+            weights.append([_cell(pair.scores), z, p, _cell(pair.spectrum.positivity)])
         weights += [[""] * 4] * (len(names) - len(weights))
         moved = [f"{moved:.2f}" for moved in self.cuts.moved]
         rows = [[n, *w, m, c] for n, w, m, c in zip(names, weights, moved, self._costs(), strict=True)]
@@ -157,10 +164,9 @@ class InspectReport:
         """The change of the loss for every cut, with its interval."""
         assert self.cuts is not None
         low, high = self.cuts.interval
-        return [
-            f"{mean:+.3f} [{low[i]:+.3f} {high[i]:+.3f}]" + " confirmed" * bool(self.cuts.confirmed()[i])
-            for i, mean in enumerate(self.cuts.mean)
-        ]
+        confirmed, sure = self.cuts.confirmed().tolist(), (self.cuts.p <= LEVEL / len(self.cuts.cuts)).tolist()
+        words = [" confirmed" if yes else " small" if known else "" for yes, known in zip(confirmed, sure, strict=True)]
+        return [f"{m:+.3f} [{low[i]:+.3f} {high[i]:+.3f}]{words[i]}" for i, m in enumerate(self.cuts.mean)]
 
     def memory_line(self) -> str:
         if isinstance(self.memory, str):
@@ -188,12 +194,44 @@ def inspect_report(run: Run, draws: int = 199) -> InspectReport:
         paths = [pair.path for pair in pairs]
         by_kind = [[path for path in paths if path.kind == kind] for kind in KINDS]
         joint = [group for group in by_kind if len(group) > 1]
-        cuts = path_effects(model, run.task.held_out[:EXAMPLES], [*paths, *joint], positions=list(run.task.scored))
+        tokens = run.task.held_out[:EXAMPLES]
+        cuts = path_effects(
+            model, tokens, [*paths, *joint], positions=list(run.task.scored), clusters=run.task.clusters(tokens)
+        )
     known = None if isinstance(heads, str) else heads
-    return InspectReport(
-        run, heads, _defined(lambda: copying_score(model, draws=draws)), composition, pairs, cuts,
-        _defined(lambda: memory_management(model, heads=known, draws=draws)),
-    )  # fmt: skip
+    memory = _defined(lambda: memory_management(model, heads=known, draws=draws))
+    copying = _defined(lambda: copying_score(model, draws=draws))
+    return InspectReport(run, heads, copying, composition, pairs, cuts, memory, _claims(run, known, composition))
+
+
+def _claims(run: Run, heads: HeadScores | None, composition: dict[Kind, CompositionScores] | str) -> list[Claim]:
+    """Where heads look, whom they read, and which edges decide, as far as this model and task define it."""
+    found = [] if heads is None else looking_claims(heads)
+    tokens = run.task.held_out[:EXAMPLES]
+    if isinstance(composition, dict):
+        clusters = run.task.clusters(tokens)
+        found += composition_claims(
+            run.model, tokens, composition, positions=list(run.task.scored), clusters=clusters, pairs=PAIRS
+        )
+    deciding = _defined(lambda: _deciding(run)) if run.recipe.model.n_layers == 2 else ""
+    return found if isinstance(deciding, str) else [*found, deciding]
+
+
+def _deciding(run: Run) -> Claim:
+    """The smallest set of edges into the answer's position that does the task. Raises: Undefined without foils."""
+    circuit = smallest_circuit(run.model, examples(run, "train"), examples(run))
+    names = ", ".join(map(repr, circuit.edges))
+
+    def check() -> Verdict:
+        if not circuit.kept:
+            return Verdict(False, circuit.failed)
+        found = (
+            f"alone {percent(circuit.kept['contribution'])} right, without them {percent(circuit.cut['contribution'])}"
+        )
+        return Verdict(not circuit.failed and circuit.cut["contribution"] <= 0.6, found)
+
+    text = f"{names or 'no set of edges'} decide{'s' * (len(circuit.edges) < 2)} the answer"
+    return Claim(text, circuit.edges, "all other edges into it replaced by their mean", check)
 
 
 def _pairs(model: Any, composition: dict[Kind, CompositionScores], draws: int) -> list[Pair]:
@@ -212,7 +250,7 @@ def _defined(make: Callable[[], T]) -> T | str:
     """The part, or why it is undefined for this model."""
     try:
         return make()
-    except CircuitError as error:
+    except (CircuitError, WorkbenchError) as error:
         return str(error)
 
 
@@ -224,11 +262,9 @@ def _records(part: Any) -> list[dict[str, Any]]:
 
 
 def _cell(score: Scores) -> str:
-    """+0.97 [−0.05 0.06]*: the number, the middle 95 % of its null, and whether it is outside."""
-    low, high = score.band.tolist()
-    mark = "†" if bool(score.dead) else "*" if bool(score.outside) else ""
-    return f"{score.value:.2f} [{low:.2f} {high:.2f}]{mark}"
-
-
-def _p(score: Scores) -> str:
-    return "< .001" if score.p < 0.001 else f"{score.p.item():.3f}".lstrip("0")
+    """0.97 [−0.05 0.06]*: the number, the middle 95 % of its null, and whether it is outside; as many decimals, from
+    two on, as show the star to be true."""
+    value, (low, high), outside = score.value, score.band.tolist(), bool(score.outside)
+    digits = next((n for n in (2, 3, 4) if (round(low, n) <= round(value, n) <= round(high, n)) != outside), 4)
+    mark = "†" if bool(score.dead) else "*" if outside else ""
+    return f"{value:.{digits}f} [{low:.{digits}f} {high:.{digits}f}]{mark}"

@@ -6,11 +6,16 @@ The JSON is the table; the others are views of it. Rates lie from 0 to 1 there, 
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.errors import WorkbenchError
+from workbench.recipes import Recipe, load_recipe
+
 Row = dict[str, Any]
+BUDGETS = {"quick": 0.4, "full": 1.0}
+"""Share of the recipe's steps."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,25 @@ class Table:
             + "\n".join(lines)
             + f"\n\n{notes}\n- {versions}\n"
         )
+
+
+def scaled(models: Iterable[str], seeds: int, budget: str, split_per_seed: bool = False) -> dict[str, list[Recipe]]:
+    """The recipes of shipped models at a budget; a model without training has one seed, since all would be the same.
+
+    Raises: WorkbenchError for a seed count below 1 or an unknown budget.
+    """
+    if seeds < 1:
+        raise WorkbenchError(f"--seeds {seeds}: expected at least 1")
+    if budget not in BUDGETS:
+        raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
+    wanted = {}
+    for name in models:
+        recipe = load_recipe(name)
+        steps = round(recipe.training.steps * BUDGETS[budget])
+        at_budget = recipe if budget == "full" or not steps else recipe.with_steps(steps)
+        numbers = range(seeds if recipe.training.steps else 1)
+        wanted[name] = [at_budget.with_seed(seed, split=split_per_seed) for seed in numbers]
+    return wanted
 
 
 def percent(rate: float) -> str:

@@ -3,11 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from workbench.errors import WorkbenchError
-from workbench.recipes import Recipe, load_recipe
 from workbench.runs import Run
 from workbench.statistics import interval, seeds_supported
-from workbench.sweeps import Watch, train_many
 from workbench.tables.table import Column, Row, Table, percent
 from workbench.tasks import load_task
 from workbench.tasks.shortcuts import shortcut_accuracies
@@ -24,8 +21,6 @@ MODELS = (
     "winograd-leaky-average",
     "winograd-leaky-1",
 )
-BUDGETS = {"quick": 0.4, "full": 1.0}
-"""Share of the recipe's steps."""
 
 NOTES = (
     "held-out: percent of held-out sentences whose next word after `so the` is right; every seed's value is given",
@@ -50,33 +45,9 @@ def coverage(seeds: int) -> str:
     )
 
 
-def recipes(seeds: int, budget: str, split_per_seed: bool = False) -> dict[str, list[Recipe]]:
-    """The recipes behind the table, by model; a model without training has one seed, since all would be the same.
-
-    Raises: WorkbenchError for a seed count below 1 or an unknown budget.
-    """
-    if seeds < 1:
-        raise WorkbenchError(f"--seeds {seeds}: expected at least 1")
-    if budget not in BUDGETS:
-        raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
-    wanted = {}
-    for name in MODELS:
-        recipe = load_recipe(name)
-        steps = round(recipe.training.steps * BUDGETS[budget])
-        scaled = recipe if budget == "full" or not steps else recipe.with_steps(steps)
-        numbers = range(seeds if recipe.training.steps else 1)
-        wanted[name] = [scaled.with_seed(seed, split=split_per_seed) for seed in numbers]
-    return wanted
-
-
-def winograd_table(
-    command: str, seeds: int, budget: str, *, split_per_seed: bool = False, jobs: int | None = None,
-    watch: Watch | None = None,
-) -> Table:  # fmt: skip
-    """Train what is not trained yet, side by side, and tabulate. `command` is printed with the table."""
-    wanted = recipes(seeds, budget, split_per_seed)
-    runs = iter(train_many([recipe for group in wanted.values() for recipe in group], jobs=jobs, watch=watch))
-    rows = [_row(name, budget, [next(runs) for _ in group]) for name, group in wanted.items()]
+def tabulate(command: str, seeds: int, budget: str, runs: dict[str, list[Run]]) -> Table:
+    """One row a model. `command` is printed with the table."""
+    rows = [_row(name, budget, group) for name, group in runs.items()]
     data = {
         "table": "winograd",
         "title": "The Winograd task, held out",
