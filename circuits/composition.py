@@ -77,10 +77,11 @@ def compositions(model: Any, kinds: tuple[Kind, ...] = KINDS, *, fold: bool = Tr
     check_stream(model)
     w = read(model, fold)
     writers, readers = _grams(w, ("O",)), _grams(w, kinds)
-    norms = _norms_squared(writers, readers, w.n_layers)  # readers by layer, kind, head: all kinds in one product
-    norms = norms.unflatten(1, (-1, len(kinds), w.n_heads)) if norms.numel() else norms.new_zeros(0, 0, len(kinds), 0)
+    norms = _norms_squared(writers, readers, w.n_layers)
+    shape = max(w.n_layers - 1, 0), len(kinds), w.n_heads  # readers by layer, kind, head: all kinds in one product
+    norms = norms.unflatten(1, shape)
     return {
-        kind: _scores(w, kind, writers, readers.of(i, w), norms[:, :, i].flatten(1)) for i, kind in enumerate(kinds)
+        kind: _scores(w, kind, writers, readers.of(i, shape), norms[:, :, i].flatten(1)) for i, kind in enumerate(kinds)
     }
 
 
@@ -173,14 +174,9 @@ class _Grams:
         shape = len(left), left.shape[1], right.shape[2]
         return torch.bmm(left, right, out=room[: math.prod(shape)].view(shape))
 
-    def of(self, kind: int, w: Weights) -> "_Grams":
-        """One kind of readers."""
-        kinds = len(self.trace) // max((w.n_layers - 1) * w.n_heads, 1)
-        parts = {
-            name: x.unflatten(0, (-1, max(kinds, 1), w.n_heads))[:, kind].flatten(0, 1)
-            for name, x in vars(self).items()
-        }
-        return _Grams(**parts)
+    def of(self, kind: int, shape: tuple[int, int, int]) -> "_Grams":
+        """One kind of readers, of parts that go by layer, kind and head."""
+        return _Grams(**{name: x.unflatten(0, shape)[:, kind].flatten(0, 1) for name, x in vars(self).items()})
 
 
 def _grams(w: Weights, kinds: tuple[str, ...]) -> _Grams:

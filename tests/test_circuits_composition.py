@@ -164,6 +164,10 @@ def test_what_is_undefined_says_so():
     one_layer = composition_scores(build(n_layers=1), "K")
     assert len(one_layer.to_frame()) == len(one_layer.ranked()) == 0
     assert composition_scores(build(n_layers=0), "K").scores.shape == (0, 2, 0, 2)
+    for n_layers in (0, 1):
+        for nothing in compositions(build(n_layers=n_layers)).values():
+            assert len(nothing.to_frame()) == 0
+            assert nothing.scores.shape == (n_layers, 2, n_layers, 2)
 
 
 def test_bands_of_many_pairs_are_interpolated_to_a_thousandth(monkeypatch):

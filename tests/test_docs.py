@@ -42,10 +42,11 @@ def test_the_readmes_python_runs_as_it_stands(capsys):
     names = {}
     for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
         exec(code, names)  # in the order of the page
-    first, second = capsys.readouterr().out.split("tensor")[1:]
+    first, second = capsys.readouterr().out.split("tensor", 2)[1:]
     weights = [float(x) for x in re.findall(r"\d\.\d+(?:e-\d+)?", first)]
     assert len(weights) == 15 and sum(weights) == pytest.approx(1, abs=1e-3)
-    assert second == "([True, True, True, True])\n"
+    assert second.startswith("([True, True, True, True])\n")
+    assert "adjective→0.all→answer, x→1.all→answer, y→1.all→answer (smallest of 30 edges" in second
 
 
 def test_the_example_prints_the_models_own_numbers(tmp_path):

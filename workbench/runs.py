@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.content import content
 from workbench.errors import BadRecipe, BadRun, UnknownName, WorkbenchError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
+    from circuits.examples import Examples
     from workbench.tasks.task import Task
     from workbench.transformer import Transformer
 
@@ -124,6 +125,15 @@ class Run:
 
     def str_tokens(self, tokens: "Int[Tensor, '*one position']") -> list[str]:
         return self.task.str_tokens(tokens)
+
+    def examples(self, part: Literal["train", "held_out"] = "held_out", n: int | None = None) -> "Examples":
+        """The task's prompts with right and wrong answers, roles and clusters, as `circuits` takes them.
+
+        `n` draws that many, the same ones every time. Raises: Undefined for a task that names no wrong answer.
+        """
+        from workbench.evidence import examples
+
+        return examples(self, part, n)
 
 
 def load(name_or_path: str | Path, seed: int | None = None, step: int | None = None) -> Run:
