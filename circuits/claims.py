@@ -7,7 +7,7 @@ by cutting exactly what the sentence speaks of, by nothing else.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Int
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from circuits.composition import KINDS, CompositionScores, Kind
 from circuits.cuts import Path, path_effects
-from circuits.heads import HeadScores
+from circuits.heads import EFFECT, HeadScores, head_scores
 from circuits.scores import Scores
 from circuits.surface import Head, head_name
 
@@ -76,12 +76,15 @@ def claims_frame(claims: Sequence[Claim]) -> "DataFrame":
     ])  # fmt: skip
 
 
-def looking_claims(heads: HeadScores) -> list[Claim]:
-    """Where heads with a role look. What could refute it: the control and the null that the role was named by."""
-    measures = {"previous-token": "previous_token", "current-token": "current_token",
-                "duplicate-token": "duplicate_token", "induction": "prefix_matching"}  # fmt: skip
+def looking_claims(model: Any, heads: HeadScores, seed: int = 1) -> list[Claim]:
+    """Where heads with a role look. What could refute it: other sequences and other draws of the null than those that
+    the role was named by. So `seed` must not be the one that `heads` were measured with."""
+    like = {"sequences": heads.sequences, "length": heads.length, "draws": heads.draws}
+    again = cache(lambda: head_scores(model, **like, seed=seed))
     return [
-        _looking(role, name, heads[measures[role]][name]) for role, names in heads.roles().items() for name in names
+        _looking(role, name, lambda role=role, name=name: again()[role][name])
+        for role, names in heads.roles().items()
+        for name in names
     ]
 
 
@@ -114,15 +117,15 @@ def composition_claims(
     return found
 
 
-def _looking(role: str, name: str, score: Scores) -> Claim:
-    low, high = score.band.tolist()
-
+def _looking(role: str, name: str, measure: Callable[[], Scores]) -> Claim:
     def check() -> Verdict:
-        holds = score.value >= 0.3 and bool(score.outside) and score.value > high
+        score = measure()
+        low, high = score.band.tolist()
+        holds = score.value >= EFFECT and bool(score.outside) and score.value > high
         return Verdict(holds, f"{score.value:.2f}, by chance {low:.2f} … {high:.2f}")
 
     controlled = role in ("induction", "duplicate-token")
-    test = "attention there, less that at the same offsets without repeats" if controlled else "attention there"
+    test = "attention there on other sequences" + ", less the same offsets without repeats" * controlled
     return Claim(f"head {name} looks {LOOKS[role]}", (name,), test, check)
 
 

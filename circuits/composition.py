@@ -35,7 +35,7 @@ from circuits.errors import NoSuchPart
 from circuits.matrices import Circuit
 from circuits.nulls import Beta
 from circuits.scores import Scores, without_dead
-from circuits.surface import Head, Weights, check_stream, head_name, head_of, read
+from circuits.surface import Head, Weights, check_stream, head_name, head_of, pair_of, read
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -95,18 +95,15 @@ def composed(model: Any, kind: Kind, writer: str | Head, reader: str | Head, *, 
     """
     check_stream(model)
     w = read(model, fold)
-    (l1, h1), (l2, h2) = head_of(writer, w), head_of(reader, w)
-    if l1 >= l2:
-        raise NoSuchPart(f"head {head_name(l2, h2)} does not read head {head_name(l1, h1)}: it is not in a later layer")
-    moved = w.W_V[l1, h1], w.W_O[l1, h1]
-    q, k = w.W_Q[l2, h2], w.W_K[l2, h2]
+    first, second = pair_of(writer, reader, w)
+    moved, q, k = (w.W_V[first], w.W_O[first]), w.W_Q[second], w.W_K[second]
     token, own = ("destination token", "source token"), ("source token", "output token")
     if kind == "Q":
         return Circuit(w.W_E @ moved[0], moved[1] @ q @ k.T @ w.W_E.T, *token, w.basis)
     if kind == "K":
         return Circuit(w.W_E @ q, k.T @ moved[1].T @ moved[0].T @ w.W_E.T, *token, w.basis)
     if kind == "V":
-        right = moved[1] @ w.W_V[l2, h2] @ w.W_O[l2, h2] @ w.W_U
+        right = moved[1] @ w.W_V[second] @ w.W_O[second] @ w.W_U
         return Circuit(w.W_E @ moved[0], right, *own, w.basis)
     raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
 

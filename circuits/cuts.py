@@ -29,7 +29,7 @@ from circuits.errors import BadModel, NoSuchPart, Undefined
 from circuits.examples import Examples, Place, clustered_error
 from circuits.hooks import on
 from circuits.paths import Path, check_paths, every_path, path_hooks
-from circuits.sequences import PLACES, places
+from circuits.sequences import PLACES, places, predicted
 from circuits.surface import Head
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def path_effects(
     if not all(cuts) or not cuts:
         raise ValueError("no paths to cut; give at least one")
     check_paths(model, tuple({path for group in cuts for path in group}))
-    chosen = _chosen(tokens, positions)
+    chosen = predicted(tokens, positions)
     names = [str(i) for i in range(len(tokens))] if clusters is None else list(clusters)
     if len(names) != len(tokens):
         raise ValueError(f"{len(names)} clusters for {len(tokens)} sequences; expected one for each")
@@ -313,16 +313,6 @@ def path_effects(
 def _label(paths: tuple[Path, ...]) -> str:
     few = len(paths) <= 4
     return " + ".join(map(repr, paths)) if few else f"{paths[0]} … {paths[-1]} ({len(paths)} paths)"
-
-
-def _chosen(tokens: Tensor, positions: slice | Sequence[int] | None) -> Int[Tensor, "chosen"]:
-    if min(tokens.shape) < 2:
-        raise ValueError(f"tokens have shape {list(tokens.shape)}; expected at least two sequences of two tokens")
-    every = torch.arange(tokens.shape[1] - 1)
-    chosen = every if positions is None else every[positions if isinstance(positions, slice) else list(positions)]
-    if not len(chosen):
-        raise ValueError(f"positions hold none of 0 … {len(every) - 1}, whose next token is predicted")
-    return chosen
 
 
 def _places(tokens: Tensor, chosen: Tensor, measure: str) -> Float[Tensor, "sequence destination source"]:

@@ -31,6 +31,7 @@ from circuits.attention import exclusive
 from circuits.errors import Undefined
 from circuits.heads import head_scores
 from circuits.paths import check_paths, what_is_read
+from circuits.sequences import predicted
 from circuits.surface import Head, head_of, read
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def induction_explained(
     heads = sorted({head_of(name, w)[1] for name in named if head_of(name, w)[0] == 0})
     if not heads:
         raise Undefined("no previous-token head in layer 0; name the heads that play its part with previous=")
-    chosen = torch.arange(tokens.shape[1] - 1)[slice(None) if positions is None else positions]
+    chosen = predicted(tokens, positions)
     with exclusive(model), torch.no_grad():
         parts = _parts(model, tokens, heads)
         order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(seed))

@@ -3,6 +3,7 @@
 A pattern's scores are sums of attention over places (destination, source), and so one matrix product for all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +181,20 @@ def in_context_learning_score(
         "in-context learning", score, torch.zeros_like(score), error, torch.stack([-half, half]), score.new_tensor(p),
         (), f"no difference; standard error over {n} sequences, Student's t", "behaviour", ~no, no,
     )  # fmt: skip
+
+
+def predicted(tokens: Tensor, positions: slice | Sequence[int] | None) -> Int[Tensor, "chosen"]:
+    """The positions chosen of those whose next token is predicted; all of them by default. Raises: ValueError."""
+    if tokens.ndim != 2 or min(tokens.shape) < 2:
+        raise ValueError(f"tokens have shape {list(tokens.shape)}; expected at least two sequences of two tokens")
+    every = torch.arange(tokens.shape[1] - 1)
+    try:
+        chosen = every if positions is None else every[positions if isinstance(positions, slice) else list(positions)]
+    except IndexError:
+        chosen = every[:0]
+    if not len(chosen):
+        raise ValueError(f"positions hold none of 0 … {len(every) - 1}, whose next token is predicted, or go beyond")
+    return chosen
 
 
 def _control(d_vocab: int, length: int, period: int, generator: torch.Generator) -> Int[Tensor, "position"]:

@@ -29,7 +29,7 @@ from circuits.errors import NoSuchPart, Undefined
 from circuits.matrices import CHUNK, Circuit
 from circuits.nulls import turned_writes
 from circuits.scores import DRAWS, LEVEL, Scores, from_draws, without_dead
-from circuits.surface import Basis, Head, Weights, check_stream, head_name, head_of, read
+from circuits.surface import Basis, Head, Weights, check_stream, head_name, head_of, pair_of, read
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -149,11 +149,7 @@ def composition_spectrum(
     w = read(model, fold)
     if kind not in KINDS:
         raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
-    first, second = head_of(writer, w), head_of(reader, w)
-    if first[0] >= second[0]:
-        raise NoSuchPart(
-            f"head {head_name(*second)} does not read head {head_name(*first)}: it is not in a later layer"
-        )
+    first, second = pair_of(writer, reader, w)
     q, k = w.W_Q[second], w.W_K[second]
     reads = {"Q": lambda: q @ k.T, "K": lambda: k @ q.T, "V": lambda: w.W_V[second] @ w.W_O[second]}[kind]()
     back = _moved(w) if kind == "V" else _matched(w)

@@ -198,6 +198,15 @@ def head_of(name: Any, weights: Weights) -> Head:
     return layer, head
 
 
+def pair_of(writer: Any, reader: Any, weights: Weights) -> tuple[Head, Head]:
+    """Two heads, the second in a later layer. Raises: NoSuchPart."""
+    first, second = head_of(writer, weights), head_of(reader, weights)
+    if first[0] >= second[0]:
+        names = head_name(*second), head_name(*first)
+        raise NoSuchPart("head {} does not read head {}: it is not in a later layer".format(*names))
+    return first, second
+
+
 def head_name(layer: int, head: int) -> str:
     """ "1.3": layer, head, both from 0."""
     return f"{layer}.{head}"

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.special import stdtrit
 from torch import Tensor
 
 from circuits.errors import Undefined
 from circuits.frozen import FROZEN, freeze
+from circuits.sequences import predicted
 from circuits.surface import Head, head_name
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def term_importance(
     the token, active dropout), or attention and feed-forward layer stand side by side; ValueError for fewer than two
     sequences or tokens, or no positions.
     """
-    chosen = _chosen(tokens, positions)
+    chosen = predicted(tokens, positions)
     target = tokens[:, chosen + 1]
     f = freeze(model, tokens)
     if f.mlps and not f.mlp_norms:
@@ -176,13 +177,3 @@ def term_importance(
         orders, loss(f.logits[:, chosen]), heads, stacked(singles[0]), stacked(singles[1]), tuple(found),
         stacked(doubles[0]), stacked(doubles[1]), f.weights.d_vocab,
     )  # fmt: skip
-
-
-def _chosen(tokens: Tensor, positions: slice | Sequence[int] | None) -> Int[Tensor, "chosen"]:
-    if tokens.ndim != 2 or min(tokens.shape) < 2:
-        raise ValueError(f"tokens have shape {list(tokens.shape)}; expected at least two sequences of two tokens")
-    every = torch.arange(tokens.shape[1] - 1)
-    chosen = every if positions is None else every[positions if isinstance(positions, slice) else list(positions)]
-    if not len(chosen):
-        raise ValueError(f"positions hold none of 0 … {len(every) - 1}, whose next token is predicted")
-    return chosen

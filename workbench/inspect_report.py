@@ -206,7 +206,7 @@ def inspect_report(run: Run, draws: int = 199) -> InspectReport:
 
 def _claims(run: Run, heads: HeadScores | None, composition: dict[Kind, CompositionScores] | str) -> list[Claim]:
     """Where heads look, whom they read, and which edges decide, as far as this model and task define it."""
-    found = [] if heads is None else looking_claims(heads)
+    found = [] if heads is None else looking_claims(run.model, heads)
     tokens = run.task.held_out[:EXAMPLES]
     if isinstance(composition, dict):
         clusters = run.task.clusters(tokens)
