@@ -27,12 +27,10 @@ lint: $(VENV)/.installed  ## style and types
 	$(BIN)/pyright
 
 models: $(VENV)/.installed  ## retrain every shipped model from its recipe
-	for name in $(notdir $(wildcard models/*)); do \
+	for name in $(patsubst models/%/model.safetensors,%,$(wildcard models/*/model.safetensors)); do \
 	  WORKBENCH_RUNS=build/runs $(BIN)/workbench train $$name --resume && \
 	  cp -r $$(ls -d build/runs/$$name/seed-0/* | grep -v recipe.toml) models/$$name/ || exit 1; \
 	done
 
-tables: $(VENV)/.installed  ## regenerate docs/results
-	$(BIN)/workbench table winograd --seeds 5 --budget full --json docs/results/winograd.json --md docs/results/winograd.md
-	$(BIN)/workbench table induction_heads --seeds 16 --budget full --json docs/results/induction_heads.json --md docs/results/induction_heads.md
-	$(BIN)/workbench table mechanisms --seeds 16 --budget full --json docs/results/mechanisms.json --md docs/results/mechanisms.md
+tables: $(VENV)/.installed  ## regenerate docs/results and docs/results.md
+	$(BIN)/workbench table all --folder docs

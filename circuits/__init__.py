@@ -12,7 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from circuits.attention import AttentionMaps, attention_maps, exclusive
+    from circuits.attention import (
+        AttentionMaps,
+        RoleAttention,
+        attention_maps,
+        contribution_maps,
+        exclusive,
+        head_effects,
+        moved_maps,
+        role_attention,
+    )
     from circuits.chains import two_hops
     from circuits.claims import Claim
     from circuits.composition import composed, composition_scores, compositions, virtual_heads
@@ -34,7 +43,16 @@ if TYPE_CHECKING:
     from circuits.trigrams import factoring_bugs, head_skip_trigrams, skip_trigrams, source_table
 
 _HOME = {
-    "attention": ("AttentionMaps", "attention_maps", "exclusive"),
+    "attention": (
+        "AttentionMaps",
+        "RoleAttention",
+        "attention_maps",
+        "contribution_maps",
+        "exclusive",
+        "head_effects",
+        "moved_maps",
+        "role_attention",
+    ),
     "composition": ("composed", "composition_scores", "compositions", "virtual_heads"),
     "chains": ("two_hops",),
     "claims": ("Claim",),
@@ -65,6 +83,7 @@ __all__ = [
     "Edge",
     "Examples",
     "Path",
+    "RoleAttention",
     "Scores",
     "attention_maps",
     "bandwidth",
@@ -73,6 +92,7 @@ __all__ = [
     "composition_scores",
     "composition_spectrum",
     "compositions",
+    "contribution_maps",
     "copying_score",
     "cut",
     "decompose_attention_scores",
@@ -85,16 +105,19 @@ __all__ = [
     "factoring_bugs",
     "folded",
     "force",
+    "head_effects",
     "head_scores",
     "head_skip_trigrams",
     "in_context_learning_score",
     "induction_explained",
     "memory_management",
+    "moved_maps",
     "ov_circuit",
     "path_effects",
     "positivity",
     "qk_circuit",
     "qk_trace",
+    "role_attention",
     "singular_directions",
     "skip_trigrams",
     "smallest_circuit",

@@ -76,12 +76,14 @@ def compositions(model: Any, kinds: tuple[Kind, ...] = KINDS, *, fold: bool = Tr
             raise NoSuchPart(f"{kind!r} is no kind of composition; expected one of Q, K, V")
     check_stream(model)
     w = read(model, fold)
-    writers, readers = _grams(w, ("O",)), _grams(w, kinds)
+    writers, readers = _grams(w, kinds)
     norms = _norms_squared(writers, readers, w.n_layers)
     shape = max(w.n_layers - 1, 0), len(kinds), w.n_heads  # readers by layer, kind, head: all kinds in one product
-    norms = norms.unflatten(1, shape)
+    by_kind = [x.unflatten(-1, shape).unbind(-2) for x in (readers.trace, readers.unequal, norms)]
+    spectra = writers.trace, writers.unequal
     return {
-        kind: _scores(w, kind, writers, readers.of(i, shape), norms[:, :, i].flatten(1)) for i, kind in enumerate(kinds)
+        kind: _scores(w, kind, spectra, (trace.flatten(), unequal.flatten()), squared.flatten(1))
+        for kind, trace, unequal, squared in zip(kinds, *by_kind, strict=True)
     }
 
 
@@ -159,60 +161,66 @@ class _Grams:
 
     outer: Float[Tensor, "part d_model d_head"]
     """F: W_Oᵀ of writers, W_Q, W_K or W_V of readers."""
-    scaled: Float[Tensor, "part d_head d_model"]
-    """S Fᵀ. S is the small Gram matrix of what stands on the other side: W_VᵀW_V of writers."""
+    small: Float[Tensor, "part d_head d_head"]
+    """S, the small Gram matrix of what stands on the other side: W_VᵀW_V of writers."""
     trace: Float[Tensor, "part"]
     unequal: Float[Tensor, "part"]
     """How unequal the eigenvalues of G are: ‖G‖²/trace² − 1/width."""
 
-    def tile(self, rows: slice, columns: slice, room: Float[Tensor, "entries"]) -> Float[Tensor, "part row column"]:
-        """Part of each matrix. It is written into `room`: getting new memory for it would take as long again."""
-        left, right = self.outer[:, rows], self.scaled[:, :, columns]
-        shape = len(left), left.shape[1], right.shape[2]
-        return torch.bmm(left, right, out=room[: math.prod(shape)].view(shape))
 
-    def of(self, kind: int, shape: tuple[int, int, int]) -> "_Grams":
-        """One kind of readers, of parts that go by layer, kind and head."""
-        return _Grams(**{name: x.unflatten(0, shape)[:, kind].flatten(0, 1) for name, x in vars(self).items()})
-
-
-def _grams(w: Weights, kinds: tuple[str, ...]) -> _Grams:
-    """AᵀA of the writers ("O") of all layers but the last, or BBᵀ of the readers of all but the first, by layer, kind
-    and head.
+def _grams(w: Weights, kinds: tuple[Kind, ...]) -> tuple[_Grams, _Grams]:
+    """AᵀA of the writers of all layers but the last; BBᵀ of the readers of all but the first, by layer, kind and head.
 
     With M = FᵀF, trace G = tr(S M) and ‖G‖² = tr(S M S M), so that only matrices of d_head × d_head are multiplied.
     """
-    layers = slice(0, max(w.n_layers - 1, 0)) if kinds == ("O",) else slice(1, None)
     outer = {"O": w.W_O.mT, "Q": w.W_Q, "K": w.W_K, "V": w.W_V}
     other = {"O": "V", "Q": "K", "K": "Q", "V": "O"}
-    small = {x: outer[x][layers].mT @ outer[x][layers] for x in {*kinds, *(other[x] for x in kinds)}}
-    F, S, M = (
-        parts[0].flatten(0, 1) if len(parts) == 1 else torch.stack(parts, 1).flatten(0, 2)
-        for parts in ([outer[x][layers] for x in kinds], [small[other[x]] for x in kinds], [small[x] for x in kinds])
-    )
-    product = S @ M
-    trace = product.diagonal(dim1=1, dim2=2).double().sum(1).clamp(min=0)
-    size = (product * product.mT).double().sum((1, 2))
-    return _Grams(F, S @ F.mT, trace, (size / trace.clamp(min=1e-300) ** 2 - 1 / w.width).clamp(min=0))
+    small = {x: outer[x].mT @ outer[x] for x in {"O", "V", *kinds, *(other[x] for x in kinds)}}
+
+    def grams(names: tuple[str, ...], layers: slice) -> _Grams:
+        F, S, M = (
+            parts[0].flatten(0, 1) if len(parts) == 1 else torch.stack(parts, 1).flatten(0, 2)
+            for parts in (
+                [outer[x][layers] for x in names],
+                [small[other[x]][layers] for x in names],
+                [small[x][layers] for x in names],
+            )
+        )
+        product = S @ M
+        trace = product.diagonal(dim1=1, dim2=2).double().sum(1).clamp(min=0)
+        size = (product * product.mT).double().sum((1, 2))
+        return _Grams(F, S, trace, (size / trace.clamp(min=1e-300) ** 2 - 1 / w.width).clamp(min=0))
+
+    return grams(("O",), slice(0, max(w.n_layers - 1, 0))), grams(kinds, slice(1, None))
 
 
 def _norms_squared(writers: _Grams, readers: _Grams, n_layers: int) -> Float[Tensor, "writer reader"]:
     """⟨AᵀA, BBᵀ⟩ for every pair with an earlier writer; 0 elsewhere."""
-    parts, width, _ = writers.outer.shape
+    both, (parts, width, d_head) = (writers, readers), writers.outer.shape
     total = writers.outer.new_zeros(parts, len(readers.outer))
-    blocks = _earlier(n_layers, *(len(part) // max(n_layers - 1, 1) for part in (writers.outer, readers.outer)))
-    rooms = [total.new_empty(len(grams.outer) * ROWS * COLUMNS) for grams in (writers, readers)]
-    for start in range(0, width, ROWS):
-        rows = slice(start, start + ROWS)
-        for first in range(start, width, COLUMNS):
-            columns = slice(first, first + COLUMNS)
-            left = writers.tile(rows, columns, rooms[0])
+    blocks = _earlier(n_layers, *(len(grams.outer) // max(n_layers - 1, 1) for grams in both))
+    rooms = [total.new_empty(2, len(grams.outer) * max(ROWS, d_head) * COLUMNS) for grams in both]
+    for first in range(0, width, COLUMNS):
+        columns = slice(first, first + COLUMNS)
+        scaled = [_product(g.small, g.outer[:, columns].mT, room[0]) for g, room in zip(both, rooms, strict=True)]
+        for start in range(0, min(first + COLUMNS, width), ROWS):
+            rows, behind = slice(start, start + ROWS), max(start - first, 0)
+            left, right = (
+                _product(g.outer[:, rows], part[:, :, behind:], room[1])
+                for g, part, room in zip(both, scaled, rooms, strict=True)
+            )
             # what stands behind the diagonal stands for two equal entries
-            left[:, :, max(0, start + ROWS - first) :] *= 2
-            left, right = left.flatten(1), readers.tile(rows, columns, rooms[1]).flatten(1)
+            left[:, :, max(0, start + ROWS - first - behind) :] *= 2
+            left, right = left.flatten(1), right.flatten(1)
             for earlier, later in blocks:
                 total[earlier, later].addmm_(left[earlier], right[later].T)
     return total
+
+
+def _product(left: Tensor, right: Tensor, room: Float[Tensor, "entries"]) -> Float[Tensor, "part row column"]:
+    """left @ right, written into `room`: getting new memory for it would take as long again."""
+    shape = len(left), left.shape[1], right.shape[2]
+    return torch.bmm(left, right, out=room[: math.prod(shape)].view(shape))
 
 
 def _earlier(n_layers: int, writers: int, readers: int) -> list[tuple[slice, slice]]:
@@ -229,14 +237,17 @@ def _earlier(n_layers: int, writers: int, readers: int) -> list[tuple[slice, sli
     return blocks(0, n_layers)
 
 
-def _scores(w: Weights, kind: Kind, writers: _Grams, readers: _Grams, squared: Tensor) -> CompositionScores:
+def _scores(
+    w: Weights, kind: Kind, writers: tuple[Tensor, Tensor], readers: tuple[Tensor, Tensor], squared: Tensor
+) -> CompositionScores:
+    """From trace and unequality of every writer's and reader's Gram matrix, and ‖A B‖² of every pair."""
     layer = torch.arange(w.n_layers, device=squared.device).repeat_interleave(w.n_heads)
     defined = layer[:, None] < layer[None]
     first, second = defined.nonzero(as_tuple=True)
     behind = second - w.n_heads  # readers count from layer 1
-    a, b = writers.trace[first], readers.trace[behind]
+    a, b = writers[0][first], readers[0][behind]
     share = squared[first, behind].double() / (a * b).clamp(min=1e-300)
-    variance = 2 * writers.unequal[first] * readers.unequal[behind] / max((w.width - 1) * (w.width + 2), 1)
+    variance = 2 * writers[1][first] * readers[1][behind] / max((w.width - 1) * (w.width + 2), 1)
     null = Beta.of(1 / w.width, variance)
 
     def all_pairs(values: Tensor) -> Tensor:

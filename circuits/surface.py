@@ -32,6 +32,7 @@ Head = tuple[int, int]
 
 EXPECTED = "expected a model with TransformerLens' surface: cfg, hooks and W_E, W_Q … W_O, W_U"
 LARGEST = 1e8  # of a weight; beyond, products of four leave single precision
+CLEARLY = 1e-5  # of a Gram matrix's trace: an eigenvalue above it is none of single precision's noise, at 1e-7
 RANK_TOLERANCE = 1e-5  # of the largest singular value; float32 noise lies at 1e-7, trained weights above 1e-3
 
 M = TypeVar("M")
@@ -335,6 +336,11 @@ def _writers(w: Weights, more: Iterable[Tensor]) -> list[Tensor]:
 def _span(rows: list[Tensor]) -> Float[Tensor, "d_model width"]:
     """Orthonormal basis of the rows' span; the identity where it is everything, which a few rows usually show."""
     width = rows[0].shape[1]
+    few = rows[0][: 2 * width].float()
+    gram = few.T @ few
+    gram.diagonal().sub_(CLEARLY * gram.trace())
+    if int(torch.linalg.cholesky_ex(gram).info) == 0:
+        return torch.eye(width).to(rows[0])
     for parts in ([rows[0][: 2 * width]], rows):
         gram = torch.zeros(width, width, dtype=torch.float64, device=rows[0].device)
         for part in parts:

@@ -13,11 +13,17 @@ install_import_hook(
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
+import hashlib  # noqa: E402
+import random  # noqa: E402
 import socket  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from workbench import corpora  # noqa: E402
+from workbench.errors import NoCorpus  # noqa: E402
+from workbench.tasks import load  # noqa: E402
 
 torch.set_num_threads(1)
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,3 +42,25 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture
+def made_up_text(tmp_path, monkeypatch):
+    """In the place of Shakespeare's: words of one sentence, in no order."""
+    words = ["the", "king", "and", "his", "fool", "speak", "of", "what", "they", "have", "lost", ",", "or", "who", "."]
+    text = " ".join(random.Random(0).choices(words, k=12_000))
+    monkeypatch.setenv("WORKBENCH_SHAKESPEARE", str(tmp_path / "text.txt"))
+    (tmp_path / "text.txt").write_text(text)
+    corpus = corpora.Corpus("", hashlib.sha256(text.encode()).hexdigest(), len(text))
+    monkeypatch.setitem(corpora.CORPORA, "shakespeare", corpus)
+    load._load.cache_clear()  # a task keeps the text that it was asked with
+    yield text
+    load._load.cache_clear()
+
+
+@pytest.fixture
+def shakespeare():
+    try:
+        return corpora.read_corpus("shakespeare")
+    except NoCorpus:
+        pytest.skip("Shakespeare's text is not here: workbench data fetch shakespeare")

@@ -21,6 +21,7 @@ from circuits.errors import CircuitError, NoSuchPart, Undefined
 from circuits.surface import folded
 from workbench.known_answers import induction_pair
 from workbench.positions import alibi, rotate
+from workbench.recipes import shipped_names
 
 TOKENS = torch.tensor([[3, 17, 4, 1, 5, 0, 4]])
 KINDS: list[dict[str, Any]] = [
@@ -76,7 +77,7 @@ def test_what_is_longer_is_one_exact_term(options: dict[str, Any], max_order: in
     assert distance(terms.total, model(TOKENS)[0, -1]) <= 1e-10
 
 
-@pytest.mark.parametrize("name", wb.recipe_names())
+@pytest.mark.parametrize("name", shipped_names())
 @torch.no_grad()
 def test_terms_sum_to_the_logits_of_every_shipped_model(name: str) -> None:
     run = wb.load(name)

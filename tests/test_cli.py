@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from workbench import cli
-from workbench.recipes import recipe_names
+from workbench.recipes import shipped_names
 from workbench.tasks import task_names
 
 PROMPT = "the animal did not cross the street because it was too tired , so the"
@@ -60,7 +60,7 @@ def test_a_recipe_is_trained_listed_loaded_and_looked_at(workbench, runs, tmp_pa
 def test_models_lists_every_shipped_one(workbench):
     code, out, _ = workbench("models", "--json")
     rows = {row["model"]: row for row in json.loads(out)}
-    assert code == 0 and set(rows) == set(recipe_names())
+    assert code == 0 and set(rows) == set(shipped_names())
     assert rows["winograd-2"]["held_out_accuracy"] >= 0.98
     assert "winograd-2-attn" in workbench("models")[1]
 
@@ -111,8 +111,17 @@ def test_attention_gives_the_models_own_numbers(workbench, tmp_path):
         (["train", "absent.toml"], "absent.toml: no such recipe file"),
         (["tasks", "winogrand"], "unknown task 'winogrand'; nearest: winograd"),
         (["table", "winogrand"], "unknown table 'winogrand'; nearest: winograd"),
-        (["table", "winograd", "--seeds", "0"], "--seeds 0: expected at least 1"),
-        (["table", "winograd", "--budget", "big"], "--budget big: expected one of quick, full"),
+        (["table", "winograd", "--seeds", "0"], "--seeds 0: expected 1 to 10,000"),
+        (["table", "winograd", "--seeds", "99999999"], "--seeds 99999999: expected 1 to 10,000"),
+        (["table", "winograd", "--budget", "big"], "--budget big: expected one of quick, half, full"),
+        (["table", "winograd", "--folder", "."], "--folder is for `workbench table all`"),
+        (["table", "all", "--json", "x.json"], "`all` writes results/NAME.json and .md for every table"),
+        (["table", "all", "--folder", "no/such"], "no such folder no/such; make it first"),
+        (["data", "fetch", "shakespear"], "unknown corpus 'shakespear'; nearest: shakespeare"),
+        (
+            ["data", "fetch", "shakespeare", "--from", "no/such.txt"],
+            "cannot read no/such.txt (No such file",
+        ),
         (["table", "winograd", "--json", "no/such/folder/x.json"], "no such folder no/such/folder; make it first"),
         (["attention", "winograd-22", "the"], "unknown model 'winograd-22'"),
         (["attention", "winograd-2", "the animl"], "unknown word 'animl'; nearest: animal"),
@@ -130,6 +139,32 @@ def test_a_mistake_is_one_line_and_exit_code_2(workbench, runs, arguments, messa
     code, out, err = workbench(*arguments)
     assert code == 2 and message in err and err.count("\n") == 1 and out == ""
     assert not runs.exists()  # nothing half written
+
+
+def test_a_table_is_printed_and_written_in_every_form(workbench, tmp_path):
+    """The one that trains nothing."""
+    files = {form: tmp_path / f"t.{form}" for form in ("json", "csv", "md", "tex")}
+    code, out, _ = workbench("table", "parameters", *(x for form in files for x in (f"--{form}", str(files[form]))))
+    assert code == 0 and "124,439,808" in out
+    assert all("124439808" in file.read_text().replace(",", "") for file in files.values())
+    assert json.loads(workbench("table", "parameters", "--json", "-")[1]) == json.loads(files["json"].read_text())
+
+
+def test_all_tables_are_written_with_a_page_about_them(workbench, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.tables.TABLES", {"parameters": "numbers", "bigram": "a chain"})
+    code, out, _ = workbench("table", "all", "--trained", "--folder", str(tmp_path))
+    assert code == 0 and out.splitlines()[-1] == f"all: {tmp_path / 'results.md'}"
+    made = {path.name for path in (tmp_path / "results").iterdir()}
+    assert made == {"parameters.json", "parameters.md", "bigram.json", "bigram.md"}
+    page = (tmp_path / "results.md").read_text()
+    assert "workbench table all --budget full --trained" in page and "Not run: bigram-0." in page
+
+
+def test_a_text_is_taken_from_a_copy(workbench, made_up_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, out, _ = workbench("data", "fetch", "shakespeare", "--from", str(tmp_path / "text.txt"))
+    kept = tmp_path / "cache" / "circuit-workbench" / "shakespeare.txt"
+    assert code == 0 and out == f"{kept}\n" and kept.read_text() == made_up_text
 
 
 def test_without_a_command_the_help_is_shown(workbench):

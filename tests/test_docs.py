@@ -10,28 +10,54 @@ import pytest
 
 import workbench as wb
 from workbench.recipes import load_recipe, recipe_names
+from workbench.tables import TABLES, order
+from workbench.tables.report import report
 from workbench.tables.table import Table, percent
-from workbench.tables.winograd import COLUMNS
 
 ROOT = Path(__file__).parent.parent
-RESULTS = json.loads((ROOT / "docs" / "results" / "winograd.json").read_text())
+RESULTS = ROOT / "docs" / "results"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_tables_in_prose_repeat_the_committed_table(page):
-    text = (ROOT / page).read_text()
-    for row in RESULTS["rows"]:
+def committed(name: str) -> Table:
+    return Table(json.loads((RESULTS / f"{name}.json").read_text()), order(name).module.COLUMNS)
+
+
+def test_the_readme_repeats_the_committed_table():
+    text = (ROOT / "README.md").read_text()
+    for row in committed("winograd").data["rows"]:
         accuracy = row["held_out_accuracy"]
         low, high = map(percent, accuracy["interval"])
         seeds = " ".join(map(percent, accuracy["per_seed"]))
-        assert f"{percent(accuracy['mean'])} | {low}–{high} | {seeds} |" in text, row["model"]
+        assert f"| {row['model']} | {percent(accuracy['mean'])} | {low}–{high} | {seeds} |" in text, row["model"]
 
 
-def test_the_committed_markdown_is_the_committed_json():
-    assert (ROOT / "docs" / "results" / "winograd.md").read_text() == Table(RESULTS, COLUMNS).markdown()
+@pytest.mark.parametrize("name", TABLES)
+def test_a_committed_table_is_of_today_s_recipes_and_its_faces_agree(name):
+    made = committed(name)
+    assert made.markdown() == (RESULTS / f"{name}.md").read_text()
+    asked = order(name, int(re.findall(r"--seeds (\d+)", made.data["command"])[0]))
+    assert made.data["command"] == asked.command()
+    for plan, row in zip(asked.plans, made.data["rows"], strict=True):
+        assert {key: row[key] for key in plan.label} == plan.label
+        if plan.recipes:
+            assert row["recipe_sha256"] == plan.recipes[0].experiment and row["seeds"] == [
+                recipe.seeds.initialisation for recipe in plan.recipes
+            ]
+        assert row["budget"] == ("full" if any(recipe.training.steps for recipe in plan.recipes) else "exact")
 
 
-def test_the_readme_lists_every_shipped_model_with_its_own_words():
+def test_the_page_of_results_is_drawn_from_the_committed_tables():
+    page = (ROOT / "docs" / "results.md").read_text()
+    command = re.findall(r"`(workbench table all .*?)`", page)[0]
+    assert page == report({name: (order(name), committed(name)) for name in TABLES}, command)
+
+
+def test_the_readme_lists_every_table():
+    text = (ROOT / "README.md").read_text()
+    assert all(f"| {name} | {about} |" in text for name, about in TABLES.items())
+
+
+def test_the_readme_lists_every_recipe_with_its_own_words():
     text = (ROOT / "README.md").read_text()
     for name in recipe_names():
         recipe = load_recipe(name)

@@ -1,15 +1,30 @@
 """Figures show the maps' own numbers, cell by cell, and text as text."""
 
+import base64
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import workbench as wb
 from circuits import AttentionMaps
-from workbench.figures import attention_figure, attention_records, attention_rows, next_words, style, words
-from workbench.figures.numbers import summary
+from circuits.attention import RoleAttention
+from circuits.scores import from_draws
+from workbench.figures import (
+    attention_figure,
+    attention_records,
+    attention_rows,
+    next_words,
+    roles_figure,
+    style,
+    thumbnails,
+    thumbnails_figure,
+    words,
+)
+from workbench.figures.numbers import ranked, summary
 
 WORDS = ["the", "<b>", "the", " cat\n", "a&b"]
 
@@ -239,7 +254,7 @@ def test_shaded_words_carry_their_numbers_and_escape_their_text():
     assert "&lt;b&gt;" in html and "<b>" not in html
     assert "0.25" in html and "0.75" in html and html.count("wb-later") == 3
     assert f"border-color:{style.ROLES['x']}" in html
-    assert style.rgba(style.INDIGO, words.SHADE * 0.75) in html
+    assert style.rgba(style.INDIGO, style.SHADE * 0.75) in html
 
 
 def test_a_prompt_line_says_what_comes_next():
@@ -251,3 +266,132 @@ def test_a_prompt_line_says_what_comes_next():
 @pytest.mark.parametrize(("value", "text"), [(0.481, "+0.48"), (-0.27, "−0.27"), (0.001, "0.00"), (-0.001, "0.00")])
 def test_signed_numbers(value, text):
     assert style.signed(value) == text
+
+
+def of_measure(measure, seed=0, **options):
+    """Maps of another measure: norms, or contributions of either sign."""
+    a = maps(seed=seed, **options)
+    noise = torch.randn(a.patterns.shape, generator=torch.Generator().manual_seed(seed + 9))
+    return AttentionMaps(a.patterns * (3 * noise if measure == "logit" else 3 * noise.abs()), a.probabilities, measure)
+
+
+@pytest.mark.parametrize("measure", ["moved", "logit"])
+def test_maps_of_another_measure_have_a_range_of_their_own(measure):
+    a, b = of_measure(measure), of_measure(measure, seed=1)
+    figure = drawn(a, WORDS, b, WORDS, what="‘x’")
+    panels = heatmaps(figure)
+    shown = torch.stack([a.together, b.together])
+    assert panels[0].name.startswith("block 1 · sum of 3" if measure == "logit" else "block 1 · mean of 3")
+    assert np.allclose(np.nan_to_num(panels[4].z), b.together[1].numpy())
+    top = float(shown.abs().max())
+    assert figure.layout.coloraxis.cmax == pytest.approx(top)
+    assert figure.layout.coloraxis.cmin == pytest.approx(-top if measure == "logit" else 0)
+    change = float((b.together - a.together).abs().max())
+    assert (figure.layout.coloraxis2.cmin, figure.layout.coloraxis2.cmax) == pytest.approx((-change, change))
+    value = float(a.together[0, 3, 1])
+    assert f": {style.written(value, measure)}" in panels[0].customdata[3][1]
+    assert ("‘x’" in figure.layout.coloraxis.colorbar.title.text) == (measure == "logit")
+
+
+def test_who_looks_at_a_position_is_its_column():
+    a = maps()
+    rows = attention_rows(a, WORDS, head=(1, 2), destination=1, direction="to")
+    assert rows[0][1] == a.patterns[1, 2, 1:, 1].tolist()
+    framed = [s for s in drawn(a, WORDS, destination=1, direction="to", head=(1, 2)).layout.shapes if s.type == "rect"]
+    assert [(s.x0, s.x1, s.y0, s.y1) for s in framed] == [(0.5, 1.5, 0.5, 4.5)]
+    assert summary([("block 1 · mean of 2 heads", [0.25, 0.75])], ["x", "y", "z"], direction="to") == (
+        "At 1 ‘y’, block 1 looks most from ‘z’ (0.75)."
+    )
+    added = [("block 2 · head 1.0", [-0.25, 1.5])]
+    assert summary(added, ["x", "y"], measure="logit", what="the logit of ‘u’") == (
+        "At 1 ‘y’, block 2 · head 1.0 adds most to the logit of ‘u’ from ‘y’ (+1.50)."
+    )
+
+
+def test_words_are_shaded_from_the_position_that_is_looked_at():
+    html = words.shaded_words(WORDS, [0.5, -1.0, 0.25], direction="to", measure="logit", top=2.0)
+    assert html.count("wb-later") == 2 and html.index("wb-at") > html.index("wb-later")
+    assert "+0.50" in html and "−1.00" in html
+    assert style.rgba(style.BROWN, style.SHADE * 0.25) in html and style.rgba(style.TEAL, style.SHADE * 0.5) in html
+
+
+def decoded(figure: Any):
+    """The thumbnails' image, by Pillow."""
+    data = base64.b64decode(figure.layout.images[0].source.partition(",")[2])
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def scored(values, low=-1.0, high=1.0):
+    values = torch.tensor(values)
+    draws = torch.linspace(low, high, 199)[:, None, None].expand(-1, *values.shape)
+    return from_draws("a score", values, draws, parts=("head",), null="", basis="behaviour")
+
+
+def test_thumbnails_are_the_patterns_paler_where_the_position_does_not_matter():
+    a = maps(length=6, n_layers=2, n_heads=2)
+    tokens = [f"t{i}" for i in range(6)]
+    figure = thumbnails_figure(a, tokens, 4)
+    picture = decoded(figure)
+    involved = a.patterns[:, :, 4, :4].amax(-1)
+    pitch = thumbnails.PIXELS / thumbnails.SIDE
+    for k, (layer, head) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        strength = 0.25 + 0.75 * float(involved[layer, head] / involved.max())
+        for i in range(6):
+            for j in range(6):
+                pixel = picture[16 * i + 8, round(k * pitch) + 16 * j + 8]
+                assert tuple(pixel[:3]) == style.INDIGO
+                assert int(pixel[3]) == pytest.approx(255 * strength * float(a.patterns[layer, head, i, j]), abs=0.51)
+    touch: Any = figure.data[0]
+    assert list(touch.customdata) == ["0.0", "0.1", "1.0", "1.1"]
+    assert len(figure.layout.images) == 1 and not figure.layout.xaxis.visible
+
+
+def test_a_long_prompt_keeps_thin_lines_and_stays_small():
+    long = AttentionMaps(torch.eye(256).roll(-3, 1).tril().expand(12, 12, -1, -1), torch.ones(256, 2) / 2)
+    small = thumbnails.strongest(long.patterns[0, 0].numpy(), thumbnails.LARGEST)
+    assert small.shape == (43, 43)  # 6 × 6 cells each
+    for i in range(43):
+        for j in range(43):
+            block = long.patterns[0, 0, 6 * i : 6 * i + 6, 6 * j : 6 * j + 6]
+            assert small[i, j] == float(block.max())
+    signed = np.array([[0.5, -2.0], [0.0, 1.0]], dtype=np.float32)
+    assert thumbnails.strongest(signed, 1).tolist() == [[-2.0]]
+    figure: Any = thumbnails_figure(long, [f"t{i}" for i in range(256)])
+    assert len(figure.data[0].x) == 144 and len(figure.to_json()) < 1e6
+
+
+def test_heads_stand_by_their_score_beside_its_null():
+    a, scores = maps(n_layers=2, n_heads=2), scored([[0.5, 3.0], [-2.0, 0.75]])
+    figure: Any = thumbnails_figure(a, WORDS, scores=scores, chosen=(1, 0))
+    assert list(figure.data[0].customdata) == ["0.1", "1.1", "0.0", "1.0"]
+    assert ranked(a, scores, ascending=True)[0] == (1, 0)
+    low, high = (style.signed(float(end)) for end in scores.band[:, 0, 1])
+    assert figure.data[1].text[0].startswith("<b>0.1</b> +3.00<br>") and f"{low}…{high}" in figure.data[1].text[0]
+    assert "outside it, z" in figure.data[0].hovertext[0] and "inside it, z" in figure.data[0].hovertext[1]
+    solid, dotted, chosen = figure.layout.shapes
+    assert (solid.path.count("M"), dotted.path.count("M"), chosen.path.count("M")) == (2, 2, 1)
+    assert dotted.line.dash == "dot" and solid.line.dash is None
+    assert "M 3," in chosen.path  # 1.0 stands last
+
+
+def test_role_means_are_drawn_with_their_error_and_what_is_even():
+    attention = torch.rand(10, 1, 2, 2, 3, generator=torch.Generator().manual_seed(0))
+    attention[..., 0, 1] = 0
+    attention = attention / attention.sum(-1, keepdim=True)
+    found = RoleAttention(("x", "answer"), (1, 3), attention, torch.arange(10))
+    figure = roles_figure(found, (0, 1))
+    (panel,) = heatmaps(figure)
+    expected = attention[:, 0, 1].mean(0)
+    assert np.isnan(panel.z[0][1]) and np.allclose(np.nan_to_num(panel.z), expected.numpy())
+    assert panel.name == "block 1 · head 0.1"
+    error = attention[:, 0, 1, 1, 0].std() / 10**0.5
+    said = f"at answer → x: {float(expected[1, 0]):.2f} ± {float(error):.2f}, even 0.25"
+    assert panel.customdata[1][0] == said
+    assert heatmaps(roles_figure(found))[0].name == "block 1 · mean of 2 heads"
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"), [(" the", "·the"), ("  ", "··"), ("\n", "↵"), ("\n\n", "↵↵"), ("a b", "a b"), ("", "∅")]
+)
+def test_blanks_are_visible(token, shown):
+    assert style.visible(token) == shown

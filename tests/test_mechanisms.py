@@ -13,7 +13,7 @@ from circuits.edges import Edge, reference
 from workbench.errors import Undefined
 from workbench.evidence import examples
 from workbench.recipes import load_recipe
-from workbench.tables import induction_heads
+from workbench.tables import induction_heads, order
 from workbench.tables.mechanisms import (
     ADJECTIVE_FIRST,
     COLUMNS,
@@ -25,12 +25,14 @@ from workbench.tables.mechanisms import (
     ONE_BLOCK,
     RULES,
     SECOND_NOUN,
-    Census,
     Key,
+    compared,
+    discussion,
     mechanism,
     name_of,
+    representatives,
     stable_label,
-    tabulate,
+    summary,
 )
 from workbench.tables.table import Table
 
@@ -139,11 +141,6 @@ def test_the_denominator_is_shown_for_what_it_is() -> None:
     assert len(found.circuit.edges) == 4
     assert [part.edge for part in found.parts] == [repr(edge) for edge in found.circuit.edges]
     assert all(0 <= part.share <= 1 for part in found.parts)
-    all_of_them = Census((found,))
-    assert all_of_them.counts() == {DENOMINATOR: 1}
-    assert all_of_them.representatives() == {DENOMINATOR: found}
-    assert all_of_them.to_frame()["holds"].tolist() == [True]
-    assert "1 of 1 have a circuit" in repr(all_of_them)
 
 
 # The committed census
@@ -203,17 +200,42 @@ def test_the_page_on_evidence_repeats_the_census(committed: dict[str, Any]) -> N
 
 
 def test_a_table_is_made_from_two_shipped_seeds() -> None:
-    made = tabulate("workbench table mechanisms", 1, "full", {model: [wb.load(model)] for model in MODELS})
+    asked = order("mechanisms", 1)
+    assert not asked.untrained  # shipped models are the seeds 0
+    made = asked.make(jobs=1)
     assert [row["model"] for row in made.data["rows"]] == list(MODELS)
     assert "| winograd-2 | 0 | 100.0 | adjective first" in made.markdown()
     assert made.csv().count("\n") == 3
+    assert made.data["notes"][0].startswith(
+        "winograd-2: 1 adjective first, then the noun it selects (clearest: seed 0)"
+    )
+
+
+def margin(row: dict[str, Any]) -> float:
+    return row["kept_alone"]["contribution"] - row["cut_alone"]["contribution"]
+
+
+def test_rows_are_counted_and_the_clearest_of_each_label_is_named(committed: dict[str, Any]) -> None:
+    rows = of(committed, "winograd-2")
+    clearest = representatives(rows)
+    assert set(clearest) == {row["mechanism"] for row in rows}
+    for label, best in clearest.items():
+        for row in rows:
+            if row["mechanism"] == label and row["kept_alone"]:
+                assert margin(best) >= margin(row)
+    said = " ".join(summary(rows))
+    for label in clearest:
+        assert f"{sum(row['mechanism'] == label for row in rows)} {label} (clearest: seed" in said
+    figures = {each.what: each.ours for each in compared(rows)}
+    assert figures["winograd-2: seeds with a circuit of ≤ 4 edges"] == f"{sum(r['holds'] for r in rows)} of {len(rows)}"
+    assert len(discussion(rows)) == 1 + sum(not row["holds"] for row in rows)
 
 
 def test_the_committed_induction_census(committed: dict[str, Any]) -> None:
     """On every one of 16 seeds: heads of layer 0 look at the token before, heads of layer 1 at what followed, the
     highest K-composition is between two of them and shown by its cut, and without the looking nothing is left."""
-    table = json.loads((RESULTS / "induction_heads.json").read_text())
-    assert (RESULTS / "induction_heads.md").read_text() == Table(table, induction_heads.COLUMNS).markdown()
+    table = json.loads((RESULTS / "induction-heads.json").read_text())
+    assert (RESULTS / "induction-heads.md").read_text() == Table(table, induction_heads.COLUMNS).markdown()
     assert [row["seed"] for row in table["rows"]] == list(range(16))
     for row in table["rows"]:
         assert row["recipe_sha256"] == load_recipe("induction-2-attn").experiment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.recipes import recipe_names
+from workbench.recipes import shipped_names
 from workbench.tasks import task_names
 
 ROOT = Path(__file__).parent.parent
@@ -50,10 +50,10 @@ def test_the_wheel_lists_and_loads_every_shipped_model_from_an_empty_folder(inst
     home = run(installed, tmp_path, "-c", "import workbench; print(workbench.__file__)")
     assert str(ROOT) not in home
     rows = json.loads(run(installed, tmp_path, "-m", "workbench", "models", "--json"))
-    assert {row["model"] for row in rows} == set(recipe_names())
+    assert {row["model"] for row in rows} == set(shipped_names())
     assert set(json.loads(run(installed, tmp_path, "-m", "workbench", "tasks", "--json"))) == set(task_names())
     script = "import workbench as wb\nfor r in wb.list_runs()[0]: print(r.name, r.model.n_parameters)"
-    assert len(run(installed, tmp_path, "-c", script).splitlines()) == len(recipe_names())
+    assert len(run(installed, tmp_path, "-c", script).splitlines()) == len(shipped_names())
     assert list(tmp_path.iterdir()) == []
 
 

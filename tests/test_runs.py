@@ -9,7 +9,7 @@ import torch
 import workbench as wb
 from workbench.content import content
 from workbench.errors import BadRun, UnknownName
-from workbench.recipes import load_recipe, recipe_names
+from workbench.recipes import load_recipe, shipped_names
 from workbench.runs import list_runs, run_folder, write_atomic
 from workbench.training import evaluate, train
 
@@ -29,7 +29,7 @@ def copy(runs):
     return folder
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_model_was_made_by_the_train_command_and_scores_what_it_says(name):
     run = wb.load(name)
     assert run.shipped and run.seed == 0
@@ -159,7 +159,7 @@ def test_a_damaged_run_does_not_hide_the_others(copy):
     (copy / "run.json").write_text("{")
     found, faults = list_runs()
     assert len(faults) == 1 and "run.json is damaged" in str(faults[0])
-    assert {run.name for run in found} == set(recipe_names())
+    assert {run.name for run in found} == set(shipped_names())
 
 
 def test_metrics_damaged_in_the_middle_are_refused_and_torn_at_the_end_read(copy):

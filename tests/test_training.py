@@ -309,7 +309,7 @@ def test_a_worker_that_dies_is_said_in_one_line(runs):
         os.kill(next(p.pid for p in multiprocessing.active_children() if p.pid), signal.SIGKILL)
 
     slow = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, steps=100_000))
-    with pytest.raises(WorkbenchError, match="a training process was killed; what was saved is kept"):
+    with pytest.raises(WorkbenchError, match="a process was killed; what was saved is kept"):
         train_many([slow, slow.with_seed(1)], jobs=2, watch=kill_a_worker)
 
 

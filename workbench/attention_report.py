@@ -8,6 +8,7 @@ from circuits import AttentionMaps, attention_maps
 from workbench.errors import UnknownName
 from workbench.figures.attention import attention_figure, figure_html
 from workbench.figures.numbers import Head, attention_rows, check_destination, head_name, next_words, summary
+from workbench.figures.style import visible
 from workbench.runs import Run
 from workbench.wording import percent
 
@@ -59,8 +60,9 @@ class AttentionReport:
         """Each prompt with its next words, and a sentence on what the destination looks at most."""
         lines = []
         for p in self.prompts:
-            words = "  ".join(f"{word} {percent(probability)}" for word, probability in p.next_words)
-            lines += [" ".join(p.tokens), f"  after {p.destination} ‘{p.tokens[p.destination]}’: {words}"]
+            words = "  ".join(f"{visible(word)} {percent(probability)}" for word, probability in p.next_words)
+            shown = [visible(token) for token in p.tokens]
+            lines += [" ".join(shown), f"  after {p.destination} ‘{shown[p.destination]}’: {words}"]
         if not self.prompts[0].blocks:
             return [*lines, "This model has no layers, so nothing attends."]
         a, b = self._pair
@@ -76,7 +78,7 @@ class AttentionReport:
         """One line a source: its position, its word (A | B where they differ), what the destination gives it."""
         rows = []
         for source in range(max((p.destination for p in self.prompts), default=0) + 1):
-            words = dict.fromkeys(p.tokens[source] for p in self.prompts if source < len(p.tokens))
+            words = dict.fromkeys(visible(p.tokens[source]) for p in self.prompts if source < len(p.tokens))
             weights = [
                 f"{p.blocks[block][1][source]:.2f}" if source <= p.destination else ""
                 for block in range(len(self.prompts[0].blocks))

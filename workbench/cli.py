@@ -14,6 +14,7 @@ from workbench.wording import percent
 
 if TYPE_CHECKING:
     from workbench.recipes import Recipe
+    from workbench.tables.engine import Order
     from workbench.tables.table import Table
 
 app = typer.Typer(
@@ -142,11 +143,14 @@ def train(
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="Which table: winograd, mechanisms or induction_heads.")],
-    seeds: Annotated[int, typer.Option(help="How many.")] = 5,
-    budget: Annotated[str, typer.Option(help="quick: 2/5 of the steps, or full.")] = "full",
+    name: Annotated[str, typer.Argument(help="Which table; `all` makes every one, and a page about them.")],
+    seeds: Annotated[int | None, typer.Option(help="How many; by default the table's own number.")] = None,
+    budget: Annotated[str, typer.Option(help="quick: its shape in minutes; half of the steps; or full.")] = "full",
     split_per_seed: Annotated[
-        bool, typer.Option("--split-per-seed", help="Hold out other pairs for every seed, not the same for all.")
+        bool, typer.Option("--split-per-seed", help="Hold out other examples for every seed, not the same for all.")
+    ] = False,
+    trained: Annotated[
+        bool, typer.Option("--trained", help="Train nothing: rows whose models are not there say so.")
     ] = False,
     jobs: Jobs = None,
     json_file: Annotated[
@@ -154,21 +158,64 @@ def table(
     ] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write CSV.")] = None,
     md_file: Annotated[Path | None, typer.Option("--md", help="Write Markdown.")] = None,
+    tex_file: Annotated[Path | None, typer.Option("--tex", help="Write LaTeX, for the package booktabs.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="With `all`: where to write results.md and results/; by default here.")
+    ] = None,
 ) -> None:
-    """Train what a table needs, side by side, and print it."""
-    files = {"json": json_file, "csv": csv_file, "markdown": md_file}
-    for file in files.values():
-        _check_writable(file)
-    from workbench.tables import make_table, table_recipes
+    """Train what a table needs, side by side, and print it. Killed and started again, it goes on."""
+    from workbench.tables import TABLES, order
 
-    wanted = [recipe for group in table_recipes(name, seeds, budget, split_per_seed).values() for recipe in group]
-    with _Bars(wanted) as bars:
-        made = make_table(name, seeds, budget, split_per_seed=split_per_seed, jobs=jobs, watch=bars.watch)
-    if Path("-") not in files.values():
-        _show(made)
-    for form, file in files.items():
-        if file:
-            _write(file, getattr(made, form)())
+    files = {"json": json_file, "csv": csv_file, "markdown": md_file, "tex": tex_file}
+    if name != "all":
+        if folder is not None:
+            raise WorkbenchError("--folder is for `workbench table all`; --json, --csv, --md and --tex name files")
+        for file in files.values():
+            _check_writable(file)
+        made = _make(order(name, seeds, budget, split_per_seed), trained, jobs)
+        if Path("-") not in files.values():
+            _show(made)
+        for form, file in files.items():
+            if file:
+                _write(file, getattr(made, form)())
+        return
+    from workbench.tables.report import command, report
+
+    if any(files.values()):
+        raise WorkbenchError("`all` writes results/NAME.json and .md for every table; choose where by --folder")
+    page = (folder or Path()) / "results.md"
+    _check_writable(page)
+    orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]
+    done = {}
+    for each in orders:
+        made = _make(each, trained, jobs)
+        done[each.name] = (each, made)
+        (page.parent / "results").mkdir(exist_ok=True)
+        for form, suffix in (("json", "json"), ("markdown", "md")):
+            _write(page.parent / "results" / f"{each.name}.{suffix}", getattr(made, form)())
+        print(f"{each.name}: {page.parent / 'results' / each.name}.md")
+    _write(page, report(done, command(seeds, budget, split_per_seed, trained, folder)))
+    print(f"all: {page}")
+
+
+def _make(order: "Order", trained: bool, jobs: int | None) -> "Table":
+    with _Bars([] if trained else order.untrained) as bars:
+        return order.make(trained_only=trained, jobs=jobs, watch=bars.watch, measured=bars.measured)
+
+
+data = typer.Typer(help="Texts to train on, which are fetched and not part of the workbench.", rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+
+@data.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Such as shakespeare.")],
+    source: Annotated[Path | None, typer.Option("--from", help="Take this copy instead of downloading one.")] = None,
+) -> None:
+    """Get a text, check that it is the right one, and keep it."""
+    from workbench.corpora import fetch
+
+    print(fetch(name, source))
 
 
 @app.command()
@@ -230,6 +277,33 @@ def inspect(
         print("\nwhat can be said, and what the experiment that could refute it found:")
     for claim in report.claims:
         print(f"  {claim}")
+
+
+@app.command()
+def dynamics(
+    runs: Annotated[list[str], typer.Argument(help="Models' names, or runs' folders.")],
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    all_seeds: Annotated[bool, typer.Option("--all-seeds", help="Every trained seed of each model.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="First read missing probes from checkpoints.")] = False,
+    step: Annotated[int | None, typer.Option(min=0, help="A checkpoint, marked in the page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the figure as a page that needs no network.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how scores move over training, and where they change phase."""
+    from workbench.dynamics_report import dynamics_report
+
+    _check_writable(html)
+    report = dynamics_report(runs, seed, every_seed=all_seeds, probe=probe)
+    if html:
+        _write(html, report.html(step))
+    if as_json:
+        print(json.dumps(report.data, indent=1))
+        return
+    _print_table(list(report.headings), report.rows, right={1, 4, 5})
+    for line in report.lines():
+        print(line)
+    for fault in report.faults:
+        _say(f"· {fault}")
 
 
 @app.command()
@@ -357,6 +431,7 @@ class _Bars:
             TimeRemainingColumn(), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self.total = self.progress.add_task("all", total=sum(r.training.steps for r in recipes) or 1, scores="")
+        self.rows = self.progress.add_task("rows", total=1, scores="", visible=False)
         self.bars: dict[int, Any] = {}
         self.steps = [0] * len(recipes)
 
@@ -383,6 +458,9 @@ class _Bars:
             visible=line["step"] < recipe.training.steps,
         )
 
+    def measured(self, done: int, of: int) -> None:
+        self.progress.update(self.rows, completed=done, total=of, visible=True)
+
 
 def _show(made: "Table") -> None:
     from rich.console import Console
@@ -390,16 +468,14 @@ def _show(made: "Table") -> None:
     terminal = Console()
     columns = made.columns
     if terminal.is_terminal and terminal.width < WIDE:
-        columns = [column for column in columns if column.essential]
-    rows = [[column.cell(row) for column in columns] for row in made.data["rows"]]
-    text = {"model", "each seed", "budget"}
-    right = {i for i, column in enumerate(columns) if column.heading not in text}
-    _print_table([column.heading for column in columns], rows, right)
+        columns = tuple(column for column in columns if column.essential)
+    right = {i for i, column in enumerate(columns) if not column.text}
+    _print_table([column.heading for column in columns], made.cells(columns), right)
     for note in made.data["notes"]:
         print(f"· {note}")
     if len(columns) < len(made.columns):
         left_out = ", ".join(column.heading for column in made.columns if not column.essential)
-        print(f"· this terminal is too narrow for: {left_out}; --md, --csv and --json have everything")
+        print(f"· this terminal is too narrow for: {left_out}; --md, --csv, --tex and --json have everything")
 
 
 def _print_table(headings: list[str], rows: list[list[str]], right: set[int] | None = None) -> None:
@@ -427,15 +503,19 @@ def _check_writable(file: Path | None) -> None:
     """Before the work is done, not after."""
     if file is not None and (file.is_dir() or not file.name):
         raise WorkbenchError(f"{str(file)!r} is a folder; give a file to write to")
-    if file is not None and str(file) != "-" and not file.resolve().parent.is_dir():
+    if file is None or str(file) == "-":
+        return
+    if not file.resolve().parent.is_dir():
         raise WorkbenchError(f"{file}: no such folder {file.parent}; make it first")
+    if not os.access(file.resolve().parent, os.W_OK):
+        raise WorkbenchError(f"{file}: the folder {file.parent} cannot be written to; choose another")
 
 
 def _write(file: Path, text: str) -> None:
     if str(file) == "-":
         print(text, end="")
         return
-    from workbench.runs import write_atomic
+    from workbench.files import write_atomic
 
     try:
         write_atomic(file, text.encode())

@@ -5,6 +5,7 @@ WorkbenchError
 ├── BadRecipe          a recipe or task file with an unknown, missing or contradictory field
 ├── BadPrompt          a prompt that is empty or longer than the context
 ├── BadRun             a run that is missing, unfinished, damaged, or made from another recipe
+├── NoCorpus           a text that is not here, cannot be fetched, or is another one
 ├── BadWeights         weights that do not fit the model they are loaded into
 └── Undefined          a decomposition asked of a model for which it does not hold
 """
@@ -38,6 +39,10 @@ class BadPrompt(WorkbenchError):
 
 
 class BadRun(WorkbenchError):
+    pass
+
+
+class NoCorpus(WorkbenchError):
     pass
 
 

@@ -16,7 +16,7 @@
     initialisation = 0
 
 Every field has a default; unknown and contradictory ones are refused by name. The hash of a recipe covers every
-field that changes the weights (all but `name` and `about`), so two runs with one hash are the same experiment.
+field that changes the weights (all but `name`, `about` and `probes`), so two runs with one hash are one experiment.
 This module imports neither torch nor TransformerLens.
 """
 
@@ -40,6 +40,7 @@ ValueOutput = Literal["value-output", "value", "identity"]
 Activation = Literal["gelu", "gelu-tanh", "relu"]
 Initialisation = Literal["torch", "gpt2", "normal", "by-hand"]
 Schedule = Literal["constant", "linear", "cosine"]
+Probe = Literal["heads", "composition", "copying", "in-context", "edges"]
 
 
 MOST = 1_000_000
@@ -160,6 +161,8 @@ class TrainingConfig:
     """Steps between two saved trainer states, from which an interrupted run goes on."""
     checkpoints: int = 0
     """How many checkpoints to keep, log-spaced over training (0 is none; the last one is the model itself)."""
+    probes: tuple[Probe, ...] = ()
+    """What is read from the model at log-spaced steps while it trains, see workbench.probes; it changes no weight."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -237,6 +240,7 @@ class Recipe:
     def sha256(self) -> str:
         """Of every field that changes the weights."""
         said = {k: v for k, v in self.to_dict().items() if k not in ("name", "about")}
+        said["training"] = {k: v for k, v in said["training"].items() if k != "probes"}
         return _sha256(said | {"task": Path(self.task).name})  # wherever the task's file lies; its hash is kept apart
 
     @property
@@ -311,6 +315,11 @@ def recipe_names() -> list[str]:
     return sorted(p.parent.name for p in content("models").glob("*/recipe.toml"))
 
 
+def shipped_names() -> list[str]:
+    """Those of them whose trained model is shipped too."""
+    return sorted(p.parent.name for p in content("models").glob("*/run.json"))
+
+
 def _known(raw: dict[str, Any], kind: type) -> dict[str, Any]:
     """The same fields, if the dataclass has them all."""
     for key in raw:
@@ -334,6 +343,10 @@ def _typed(value: Any, expected: Any, where: str) -> Any:
         if value not in get_args(expected):
             raise BadRecipe(f"{where} = {shown}: expected one of {', '.join(get_args(expected))}")
         return value
+    if get_origin(expected) is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadRecipe(f"{where} = {shown}: expected a list")
+        return tuple(_typed(each, get_args(expected)[0], where) for each in value)
     if expected in _ARTICLES:
         if expected is float and type(value) is int and abs(value) < 1e300:
             value = float(value)

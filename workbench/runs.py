@@ -4,6 +4,7 @@
     model.safetensors      the weights
     run.json               what came out: scores, seconds, versions, hashes; written last: if it is there, all is
     metrics.jsonl          one line a logged step
+    probes.jsonl           one line a probed step, where the recipe asks for probes
     checkpoints/           weights during training, step-000400.safetensors
     trainer.safetensors    only while unfinished: weights, optimizer and step, all that going on needs, in one file
 
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.content import content
 from workbench.errors import BadRecipe, BadRun, UnknownName, WorkbenchError
-from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names
+from workbench.files import write_atomic
+from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names, shipped_names
 from workbench.tasks import load_task, task_sha256
 from workbench.wording import percent
 
@@ -74,8 +76,12 @@ class Run:
     @property
     def score(self) -> str:
         """The figure that tells how good it is, in words: where even the truth guesses badly, not the accuracy."""
-        kl = self.results["held_out"]["measures"].get("kl_to_truth")
-        return f"held-out {percent(self.held_out_accuracy)}" if kl is None else f"KL to the truth {kl:.4f} nats"
+        measures = self.results["held_out"]["measures"]
+        if "kl_to_truth" in measures:
+            return f"KL to the truth {measures['kl_to_truth']:.4f} nats"
+        if "perplexity" in measures:
+            return f"held-out perplexity {measures['perplexity']:.2f}"
+        return f"held-out {percent(self.held_out_accuracy)}"
 
     @cached_property
     def task(self) -> "Task":
@@ -149,7 +155,7 @@ def load(name_or_path: str | Path, seed: int | None = None, step: int | None = N
             raise BadRun(f"{path} has seed {run.seed}, not {seed}")
         return run
     yours, shipped = runs_folder() / name / f"seed-{seed or 0}", content("models") / name
-    ships = name in recipe_names() and not seed and (shipped / "run.json").exists()
+    ships = not seed and name in shipped_names()
     if os.path.exists(yours / "run.json") or (os.path.exists(yours / "recipe.toml") and not ships):
         return _read(yours, step)
     if ships:
@@ -225,19 +231,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return metrics
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """The old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_tensors(path: Path, tensors: "dict[str, torch.Tensor]", metadata: dict[str, str] | None = None) -> str:
     """Write safetensors atomically; returns the file's sha256."""
     from safetensors.torch import save
@@ -265,7 +258,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def _run_folders() -> Iterator[Path]:
     yield from sorted(p for p in runs_folder().glob("*/seed-*") if p.is_dir())
-    yield from (content("models") / name for name in recipe_names())
+    yield from (content("models") / name for name in shipped_names())
 
 
 def _read(path: Path, step: int | None) -> Run:

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.errors import WorkbenchError
 from workbench.recipes import Recipe
 from workbench.runs import Run, load, read_metrics, run_folder
 from workbench.training import check_folder, train
 
+Result = TypeVar("Result")
 Watch = Callable[[int, dict[str, Any]], None]
 """Called with the index of a recipe and its newest line of metrics."""
 
@@ -34,34 +35,61 @@ def train_many(
     folders = [run_folder(recipe) for recipe in recipes]
     for recipe, folder in zip(recipes, folders, strict=True):  # one that may not run stops none that is under way
         check_folder(folder, recipe, resume)
-    jobs = min(jobs or os.cpu_count() or 1, len(recipes))
-    if jobs <= 1:
+
+    if min(jobs or os.cpu_count() or 1, len(recipes)) <= 1:
         return [train(r, resume=resume, progress=partial(seen, i)) for i, r in enumerate(recipes)]
+
+    def poll(done: set[int], running: set[int]) -> None:
+        for index in done | running:
+            for line in read_metrics(folders[index])[-1:]:
+                seen(index, line)
+
+    work = [(recipe, folder, resume) for recipe, folder in zip(recipes, folders, strict=True)]
+    side_by_side(_train, work, jobs=jobs, poll=poll)
+    return [load(folder) for folder in folders]
+
+
+def side_by_side(
+    function: Callable[..., Result], arguments: Sequence[tuple[Any, ...]], *, jobs: int | None = None,
+    poll: Callable[[set[int], set[int]], None],
+) -> list[Result]:  # fmt: skip
+    """The function of each tuple of arguments, in order, in processes of their own; by default one a core.
+
+    `poll` is called twice a second with the indices that are done and those that run, and at the end. With one job, or
+    one tuple, everything happens in this process, and `poll` is called after each.
+    """
+    jobs = min(jobs or os.cpu_count() or 1, len(arguments))
+    results: dict[int, Result] = {}
+    if jobs <= 1:
+        for index, given in enumerate(arguments):
+            results[index] = function(*given)
+            poll(set(results), set())
+        return list(results.values())
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":  # one import of torch and TransformerLens for all workers
         context.set_forkserver_preload(["workbench.training"])
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_obey_parent) as pool:
         with _without_main():
-            futures = [pool.submit(_train, *job, resume) for job in zip(recipes, folders, strict=True)]
+            futures = [pool.submit(function, *given) for given in arguments]
         try:
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, timeout=0.5)
                 for future in done:
                     future.result()
-                for index, folder in enumerate(folders):
-                    if futures[index].running() or futures[index] in done:
-                        for line in read_metrics(folder)[-1:]:
-                            seen(index, line)
+                numbered = list(enumerate(futures))
+                poll({i for i, f in numbered if f.done()}, {i for i, f in numbered if f.running()})
         except BrokenProcessPool:
-            raise WorkbenchError("a training process was killed; what was saved is kept, --resume goes on") from None
+            raise WorkbenchError(
+                "a process was killed; what was saved is kept, and the same command (train: with --resume) goes on"
+            ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-    return [load(folder) for folder in folders]
+    return [future.result() for future in futures]
 
 
 @contextmanager

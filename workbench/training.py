@@ -24,6 +24,8 @@ from torch import Tensor
 
 import workbench
 from workbench.errors import BadRun, WorkbenchError
+from workbench.files import write_atomic
+from workbench.probes import PROBES, append_probes, keep_probes, probe, sequences_of
 from workbench.recipes import Recipe, TrainingConfig, load_recipe, read_recipe, recipe_names
 from workbench.runs import (
     Run,
@@ -33,7 +35,6 @@ from workbench.runs import (
     read_metrics,
     read_tensors,
     run_folder,
-    write_atomic,
     write_tensors,
 )
 from workbench.tasks import load_task, task_sha256
@@ -42,6 +43,12 @@ from workbench.transformer import Transformer
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with each line of metrics as it is written."""
+
+
+LOGITS_AT_ONCE = 2**24
+"""Numbers: 64 MB, and as much again for their logarithms."""
+LEAST_PROBED = 24
+"""Steps that are probed."""
 
 
 def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, progress: Progress | None = None) -> Run:
@@ -58,7 +65,7 @@ def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, p
         return load(folder)
     trainer = Trainer.build(recipe, folder)  # whatever is wrong with a recipe is found before anything is written
     try:
-        with _locked(folder), _single_thread(), torch.random.fork_rng(devices=[]):
+        with _locked(folder), single_thread(), torch.random.fork_rng(devices=[]):
             saved = check_folder(folder, recipe, resume)
             if not (folder / "run.json").exists():
                 trainer.begin() if saved is None else trainer.restore(*saved)
@@ -71,21 +78,31 @@ def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, p
 def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example position"] | None = None) -> Scores:
     """The task's scores of a model, on the held-out sequences unless others are given."""
     tokens = task.held_out if tokens is None else tokens
-    visible = tokens[:, : max(task.scored) + 1]
+    length = max(task.scored) + 1
+    at_once = max(1, min(512, LOGITS_AT_ONCE // (length * len(task.vocabulary))))
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        logits = torch.cat([model(chunk) for chunk in visible.split(512)])
+        parts = [task.score(model(chunk[:, :length]), chunk) for chunk in tokens.split(at_once)]
     model.train(was_training)
-    return task.score(logits, tokens)
+    return type(parts[0]).join(parts, task.clusters(tokens))
 
 
 def checkpoint_steps(training: TrainingConfig) -> list[int]:
     """Log-spaced steps from 1 to the last but one: 0, 1, 2, 4 … thinned or thickened to `checkpoints` of them."""
-    n, last = training.checkpoints, training.steps
-    if not n or not last:
+    return _log_spaced(training.steps, training.checkpoints)
+
+
+def probed_steps(training: TrainingConfig) -> list[int]:
+    """Where `probes` are read: the checkpoints' steps, thickened to 24 at least, and the last one."""
+    if not training.probes:
         return []
-    return sorted({0, *(round(last ** (i / n)) for i in range(n))} - {last})
+    n = training.checkpoints or LEAST_PROBED
+    return [*_log_spaced(training.steps, n * -(-LEAST_PROBED // n)), training.steps]
+
+
+def _log_spaced(last: int, n: int) -> list[int]:
+    return sorted({0, *(round(last ** (i / n)) for i in range(n))} - {last}) if n and last else []
 
 
 @dataclass
@@ -107,6 +124,7 @@ class Trainer:
     def build(cls, recipe: Recipe, folder: Path) -> "Trainer":
         """The state before the first step; nothing is written."""
         task = load_task(recipe.task, recipe.seeds.split)
+        task.batch(0, 0, 1)  # a text that is not here is missed now
         model = build_model(recipe, task)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 
@@ -117,11 +135,13 @@ class Trainer:
         if task.suffix == ".toml":
             write_atomic(self.folder / task.name, task.read_bytes())
         write_atomic(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-        (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+        for name in ("metrics.jsonl", PROBES):
+            (self.folder / name).unlink(missing_ok=True)
 
     def restore(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        """Take up a saved state; metrics logged after it are dropped, they will come again."""
+        """Take up a saved state; metrics and probes after it are dropped, they will come again."""
         self._clear_temporaries()
+        write_atomic(self.folder / "recipe.toml", self.recipe.to_toml().encode())  # it may ask for other probes now
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         self.model.load_state_dict(weights)
         for name, parameter in self.model.named_parameters():
@@ -131,6 +151,7 @@ class Trainer:
         self.losses = json.loads(metadata["losses"])
         kept = [line for line in read_metrics(self.folder) if line["step"] <= self.step]
         write_atomic(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        keep_probes(self.folder, self.step)
 
     def _clear_temporaries(self) -> None:
         """What a crash in the middle of a write left."""
@@ -139,12 +160,15 @@ class Trainer:
 
     def run(self, progress: Progress) -> None:
         training, keep = self.recipe.training, set(checkpoint_steps(self.recipe.training))
+        probed = set(probed_steps(training))
         started = time.perf_counter() - self.seconds
         if self.step == 0:
             self._log(progress)
             self._checkpoint(keep)
+            self._probe(probed)
         while self.step < training.steps:
             self._update()
+            self._probe(probed)  # before the losses since the last logged step are cleared
             if self.step % training.log_every == 0 or self.step == training.steps:
                 self._log(progress)
             self._checkpoint(keep)
@@ -198,6 +222,12 @@ class Trainer:
             path = checkpoint_path(self.folder, self.step)
             path.parent.mkdir(exist_ok=True)
             write_tensors(path, self.model.state_dict())
+
+    def _probe(self, steps: set[int]) -> None:
+        if self.step in steps:
+            training = self.recipe.training
+            read = probe(self.model, self.task, training.probes, sequences_of(training))
+            append_probes(self.folder, {"step": self.step, "loss": self.losses[-1] if self.losses else None} | read)
 
     def _save(self) -> None:
         tensors = {f"model.{name}": weight for name, weight in self.model.state_dict().items()}
@@ -304,7 +334,7 @@ def _difference(one: Recipe, other: Recipe) -> str:
     def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
         for key, value in recipe.to_dict().items():
             if isinstance(value, dict):
-                yield from ((f"{key}.{k}", v) for k, v in value.items())
+                yield from ((f"{key}.{k}", v) for k, v in value.items() if k != "probes")
             elif key not in ("name", "about"):
                 yield key, value
 
@@ -329,7 +359,8 @@ def _optimizer(model: Transformer, training: TrainingConfig) -> torch.optim.Opti
 
 
 @contextmanager
-def _single_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
+    """Tiny models are slower on more threads, and their figures would depend on how many there are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

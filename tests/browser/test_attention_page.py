@@ -14,8 +14,10 @@ import pytest
 from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
 import workbench as wb
-from circuits import attention_maps
+from circuits import attention_maps, head_scores
+from circuits.attention import contribution_maps
 from workbench.content import content
+from workbench.figures.style import signed
 
 CHROMIUM = os.environ.get("WORKBENCH_CHROMIUM", "/usr/bin/chromium")
 SENTENCE = "the animal did not cross the street because it was too tired , so the"
@@ -165,7 +167,7 @@ def test_a_link_restores_the_view_in_a_fresh_browser(visit):
     page.locator(".st-key-pair button", has_text="swap nouns").click()
     expect(page.locator(".wb-line").nth(1)).to_contain_text("cross", timeout=PATIENCE)
     page.locator(".st-key-at button", has_text="slow").click()
-    expect(page.get_by_text("From 11 ‘slow’")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("From 11 ‘slow’, block 1")).to_be_visible(timeout=PATIENCE)
     page.locator(".st-key-head button", has_text="0.3").click()
     drawn(page, 3)
     sentence = page.get_by_text("From 11 ‘slow’").text_content()
@@ -176,6 +178,52 @@ def test_a_link_restores_the_view_in_a_fresh_browser(visit):
     expect(again.get_by_text("From 11 ‘slow’")).to_have_text(sentence or "", timeout=PATIENCE)
     expect(again.locator(".st-key-prompt textarea")).to_have_value(prompt.input_value())
     assert again.url == page.url
+    assert again.locator(".wb-line").all_text_contents() == page.locator(".wb-line").all_text_contents()
+
+
+def test_a_walk_through_the_controls(visit):
+    """Direction, cells, a logit, the ranking, a thumbnail, the errors, and back by the link: the keyboard will do."""
+    page = visit("/?model=winograd-1&pair=none")
+    page.get_by_role("radio", name="who looks at it").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_text("At 14 ‘the’, block 1 looks most from 14 ‘the’")).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("radio", name="what it looks at").click()
+    page.get_by_role("radio", name="→ a logit").click()
+    expect(page.get_by_text("sum of 4 heads").first).to_be_visible(timeout=PATIENCE)
+    run = wb.load("winograd-1")
+    tokens = run.encode(SENTENCE)
+    answer = int(attention_maps(run.model, tokens).probabilities[14].argmax())
+    row = contribution_maps(run.model, tokens, answer).together[0, 14]
+    expect(page.locator(".wb-word small")).to_have_text([signed(value) for value in row.tolist()], timeout=PATIENCE)
+
+    page.locator(".st-key-rank input").click()
+    page.get_by_role("option", name="copying").click()
+    expect(page.get_by_text("By copying, the highest first")).to_be_visible(timeout=PATIENCE)
+    copying = head_scores(run.model, draws=39)["copying"].scores[0]
+    best = f"0.{int(copying.argmax())}"
+    layer = page.locator(".st-key-heads .cartesianlayer")
+    expect(layer).to_have_count(1, timeout=PATIENCE)  # while heads are scored, the old ones stay
+    picture = layer.bounding_box()
+    assert picture is not None
+    page.mouse.move(picture["x"] + 30, picture["y"] + 30, steps=3)
+    expect(page.locator(".st-key-heads .hoverlayer")).to_contain_text(f"copying: {signed(float(copying.max()))}")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.get_by_text(f"block 1 · head {best}").first).to_be_visible(timeout=PATIENCE)
+
+    page.get_by_text("What it gets wrong").click()
+    first = page.locator(".st-key-mistakes button").first
+    words = (first.text_content(timeout=PATIENCE) or "").partition(":")[0].split(" · ")
+    first.click()
+    expect(page.locator(".wb-line").first).to_contain_text(words[-1], timeout=PATIENCE)
+    x, y, adjective = words
+    wrong = f"the {x} did not cross the {y} because it was too {adjective} , so the"
+    expect(page.locator(".st-key-prompt textarea")).to_have_value(wrong, timeout=PATIENCE)
+    page.wait_for_url(f"**head={best}*")
+
+    again = visit(page.url[page.url.index("/", 8) :])
+    expect(again.get_by_text("By copying, the highest first")).to_be_visible(timeout=PATIENCE)
+    expect(again.locator(".st-key-mistakes button").first).to_be_visible(timeout=PATIENCE)
     assert again.locator(".wb-line").all_text_contents() == page.locator(".wb-line").all_text_contents()
 
 

@@ -1,8 +1,9 @@
 """The attention map: row = who looks (destination), column = at what (source).
 
 Side by side for two prompts: A, B, and B − A. Cells after the destination are gaps, not zeros, and a thin staircase
-shows where the gaps begin; the ranges are fixed, 0 … 1 and −1 … +1, so that one colour means one number in every
-figure. Axes are numeric with words as tick text: repeated words keep their own column.
+shows where the gaps begin; for attention the ranges are fixed, 0 … 1 and −1 … +1, so that one colour means one number
+in every figure. Norms and contributions to a logit have no largest value: their range is the figure's own, from 0 or
+about it. Axes are numeric with words as tick text: repeated words keep their own column.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from circuits.attention import AttentionMaps
 from workbench.errors import BadPrompt
 from workbench.figures import style
-from workbench.figures.numbers import Head, check_destination, predictions, views
+from workbench.figures.numbers import Direction, Head, check_destination, predictions, views
 
 SIDES = {1: 440, 2: 392, 3: 276}  # pixels: the side of a map, by the number of maps on a line
 TOP, TITLE, GAP = 44, 28, 16  # pixels: the colour keys, the title over a map, the space under a row of maps
@@ -30,12 +31,17 @@ class _Panel:
     """One map: its cells with gaps above the diagonal, and the words along it."""
 
     title: str
-    signed: bool
+    measure: str
+    difference: bool
     cells: Float[np.ndarray, "destination source"]
     tokens: list[str]
     ticks: list[str]
     predicted: list[str]
     """At every position, or empty."""
+
+    @property
+    def signed(self) -> bool:
+        return self.difference or self.measure == "logit"
 
     @property
     def hover(self) -> list[list[str]]:
@@ -60,14 +66,19 @@ def attention_figure(
     vocabulary: Sequence[str] | None = None,
     roles: Mapping[str, int] | None = None,
     layers: Sequence[int] | None = None,
+    direction: Direction = "from",
+    what: str = "the logit",
+    letters: tuple[str, str] = ("A", "B"),
     clickable: bool = False,
 ) -> go.Figure:
-    """Attention maps of one prompt, or of two side by side with their difference B − A.
+    """Attention maps of one prompt, or of two (or two models' of one) side by side with their difference B − A.
 
-    `head` is (layer, head); None means one map a layer, the mean over its heads, for all `layers` or those given.
-    `destination` is the position that is framed; negative ones count from the end. `vocabulary` (token → word) lets
-    the hover say what the model predicts; `roles` (name → position) marks named words on the axes. B − A is left out
-    where the lengths differ. `clickable` lays an invisible marker over each cell of a prompt of at most
+    `head` is (layer, head); None means one map a layer, its heads together, for all `layers` or those given.
+    `destination` is the position that is framed, with direction "from" the row of what it looks at, with "to" the
+    column of who looks at it; negative ones count from the end. Maps of another measure are drawn as well as those of
+    attention (`circuits.attention`); `what` names the logit. `letters` name the two sides. `vocabulary` (token →
+    word) lets the hover say what the model predicts; `roles` (name → position) marks named words on the axes. B − A is
+    left out where the lengths differ. `clickable` lays an invisible marker over each cell of a prompt of at most
     style.MAX_TOUCH tokens; its customdata is the destination. A model without layers gives a figure without maps.
     Raises: UnknownName for a head, BadPrompt for a destination that is not there, or tokens that do not fit the maps.
     """
@@ -75,13 +86,13 @@ def attention_figure(
     prompts = [_Prompt.of(maps_a, tokens_a, vocabulary)]
     if maps_b is not None and tokens_b is not None:
         prompts.append(_Prompt.of(maps_b, tokens_b, vocabulary))
-    rows = [_row(prompts, layer, which, title) for layer, which, title in views(maps_a, head, layers)]
+    rows = [_row(prompts, layer, which, title, letters) for layer, which, title in views(maps_a, head, layers)]
     if len(prompts) == 1:  # nothing to compare: layers side by side
         flat = [panel for row in rows for panel in row]
         per_line = 3 if len(tokens_a) <= style.MAX_TOUCH else 2
         rows = [flat[i : i + per_line] for i in range(0, len(flat), per_line)]
     differing = style.differing(prompts[0].tokens, prompts[-1].tokens)
-    return _draw(rows, at, differing, roles or {}, clickable)
+    return _draw(rows, at, differing, roles or {}, clickable, direction, what)
 
 
 def figure_html(figure: go.Figure, title: str) -> str:
@@ -104,21 +115,21 @@ class _Prompt:
         return cls(maps, list(tokens), predictions(maps, vocabulary) if vocabulary is not None else [])
 
 
-def _row(prompts: list[_Prompt], layer: int, head: int | None, title: str) -> list[_Panel]:
+def _row(prompts: list[_Prompt], layer: int, head: int | None, title: str, letters: tuple[str, str]) -> list[_Panel]:
     """The maps of one layer or head: A, or A, B and B − A."""
-    cells, panels = [], []
-    for letter, prompt in zip("AB", prompts, strict=False):
-        pattern = prompt.maps.mean[layer] if head is None else prompt.maps.patterns[layer, head]
+    cells, panels, measure = [], [], prompts[0].maps.measure
+    for letter, prompt in zip(letters, prompts, strict=False):
+        pattern = prompt.maps.together[layer] if head is None else prompt.maps.patterns[layer, head]
         cells.append(_gapped(pattern.cpu().float().numpy()))
-        heading = title if len(prompts) == 1 else f"{title} · {letter}" if letter == "A" else letter
-        panels.append(
-            _Panel(heading, False, cells[-1], prompt.tokens, style.tick_labels(prompt.tokens), prompt.predicted)
-        )
+        heading = title if len(prompts) == 1 else letter if panels else f"{title} · {letter}"
+        ticks = style.tick_labels(prompt.tokens)
+        panels.append(_Panel(heading, measure, False, cells[-1], prompt.tokens, ticks, prompt.predicted))
     if len(prompts) == 2 and len(prompts[0].tokens) == len(prompts[1].tokens):
         a, b = prompts
         tokens = [s if s == t else f"{s} | {t}" for s, t in zip(a.tokens, b.tokens, strict=True)]
         predicted = [p if p == q else f"{p} | {q}" for p, q in zip(a.predicted, b.predicted, strict=True)]
-        panels.append(_Panel("B − A", True, cells[1] - cells[0], tokens, style.tick_labels(a.tokens), predicted))
+        ticks = style.tick_labels(a.tokens)
+        panels.append(_Panel("B − A", measure, True, cells[1] - cells[0], tokens, ticks, predicted))
     return panels
 
 
@@ -128,7 +139,13 @@ def _gapped(pattern: Float[np.ndarray, "destination source"]) -> Float[np.ndarra
 
 
 def _draw(
-    rows: list[list[_Panel]], at: int, differing: list[int], roles: Mapping[str, int], clickable: bool
+    rows: list[list[_Panel]],
+    at: int,
+    differing: list[int],
+    roles: Mapping[str, int],
+    clickable: bool,
+    direction: Direction,
+    what: str,
 ) -> go.Figure:
     """All panels on one sheet; built as plain data, which Plotly checks once."""
     n_columns = max((len(row) for row in rows), default=1)
@@ -143,12 +160,12 @@ def _draw(
         "template": "none", "height": height, "margin": {"l": longest + 8, "r": 8, "t": 0, "b": 0}, "showlegend": False,
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "dragmode": False, "hovermode": "closest",
         "hoverlabel": {"font": {"family": style.MONOSPACE, "size": 13}}, "shapes": shapes, "annotations": titles,
-        "coloraxis": _scale(style.ATTENTION, 0.0, ["0", "1"], "attention", x=0, xanchor="left"),
     }  # fmt: skip
-    if any(panel.signed for panel in panels):
-        layout["coloraxis2"] = _scale(
-            style.DIFFERENCE, -1.0, ["−1", "+1"], "B − A", x=2 * (width + SPACE), xanchor="left"
-        )
+    for difference in (False, True):
+        shown = [panel for panel in panels if panel.difference == difference]
+        if shown or not difference:
+            place = {"x": 2 * (width + SPACE) if difference else 0, "xanchor": "left"}
+            layout["coloraxis2" if difference else "coloraxis"] = _scale(shown, difference, what, place)
     for i, row in enumerate(rows):
         top = 1 - (TOP + i * pitch + TITLE) / height
         for j, panel in enumerate(row):
@@ -158,7 +175,7 @@ def _draw(
             show_words = j == 0 or len(panel.ticks) != len(row[0].ticks)
             data += _map(panel, number, clickable)
             layout |= _axes(panel, number, domain, show_words)
-            shapes += _marks(len(panel.ticks), number, at, differing, roles)
+            shapes += _marks(len(panel.ticks), number, at, differing, roles, direction)
             titles.append({
                 "text": panel.title, "x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left",
                 "yanchor": "bottom", "yshift": 5, "showarrow": False, "font": {"size": 14},
@@ -172,15 +189,24 @@ def _width(tick: str) -> int:
     return CHARACTER * (len(text[-1]) + (3 if len(text) > 1 else 0)) + 10
 
 
-def _scale(colors: style.Scale, low: float, ends: list[str], title: str, **place: Any) -> dict[str, Any]:
-    """A fixed range with a small key above the maps."""
+def _scale(panels: list[_Panel], difference: bool, what: str, place: dict[str, Any]) -> dict[str, Any]:
+    """A range that all these maps share, with a small key above them; of attention it is always the same."""
+    measure = panels[0].measure if panels else "attention"
+    title = "B − A" if difference else {"moved": "norm moved", "logit": f"adds to {what}"}.get(measure, measure)
+    largest = max((float(np.nanmax(np.abs(panel.cells))) for panel in panels), default=1.0)
+    high = 1.0 if measure == "attention" else largest or 1.0
+    about_zero = difference or measure == "logit"
+    low = -high if about_zero else 0.0
+    ends = ["0", "1"] if high == 1 else ["0", f"{high:.2f}"]
+    if about_zero:
+        ends = ["−1", "+1"] if high == 1 else [style.signed(low), style.signed(high)]
     return {
-        "colorscale": colors, "cmin": low, "cmax": 1,
+        "colorscale": style.DIFFERENCE if about_zero else style.ATTENTION, "cmin": low, "cmax": high,
         "colorbar": {
             "orientation": "h", "thickness": 8, "lenmode": "pixels", "len": 130, "outlinewidth": 0.5,
-            "outlinecolor": style.FAINT, "tickvals": [low, 1], "ticktext": ends, "ticklen": 0, "tickfont": {"size": 13},
-            "title": {"text": title, "side": "top", "font": {"size": 13}}, "xpad": 0, "ypad": 0,
-            "yref": "container", "y": 1, "yanchor": "top", **place,
+            "outlinecolor": style.FAINT, "tickvals": [low, high], "ticktext": ends, "ticklen": 0,
+            "tickfont": {"size": 13}, "title": {"text": title, "side": "top", "font": {"size": 13}},
+            "xpad": 0, "ypad": 0, "yref": "container", "y": 1, "yanchor": "top", **place,
         },
     }  # fmt: skip
 
@@ -191,7 +217,7 @@ def _map(panel: _Panel, number: str, clickable: bool) -> list[dict[str, Any]]:
     gap = 0.5 if length <= 2 * style.MAX_TOUCH else 0
     heat = {
         "type": "heatmap", "z": panel.cells, "name": panel.title, "xgap": gap, "ygap": gap, "hoverongaps": False,
-        "coloraxis": "coloraxis2" if panel.signed else "coloraxis", **axes,
+        "coloraxis": "coloraxis2" if panel.difference else "coloraxis", **axes,
     }  # fmt: skip
     if length > 2 * style.MAX_TOUCH:  # a text for each of 20,000 cells would be megabytes: axis labels speak instead
         says = [[style.escaped(word)] * (i + 1) for i, word in enumerate(panel.predicted)]
@@ -230,8 +256,10 @@ def _axes(panel: _Panel, number: str, domain: dict[str, list[float]], show_words
     return {f"xaxis{number}": common | x, f"yaxis{number}": common | y}
 
 
-def _marks(length: int, number: str, at: int, differing: list[int], roles: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The staircase where gaps begin, a frame around the destination's row, the words that differ, the roles."""
+def _marks(
+    length: int, number: str, at: int, differing: list[int], roles: Mapping[str, int], direction: Direction
+) -> list[dict[str, Any]]:
+    """The staircase where gaps begin, a frame around the position's row or column, the words that differ, the roles."""
     x, y = f"x{number}", f"y{number}"
     on_map = {"xref": x, "yref": y}
     stairs = "M -0.5,-0.5 " + " ".join(f"L {i + 0.5},{i - 0.5} L {i + 0.5},{i + 0.5}" for i in range(length))
@@ -250,9 +278,9 @@ def _marks(length: int, number: str, at: int, differing: list[int], roles: Mappi
     ]
     if at < length:
         frame = {"color": style.GREY, "width": 1.5}
-        marks.append(
-            {"type": "rect", "x0": -0.5, "x1": at + 0.5, "y0": at - 0.5, "y1": at + 0.5, "line": frame, **on_map}
-        )
+        row = {"x0": -0.5, "x1": at + 0.5, "y0": at - 0.5, "y1": at + 0.5}
+        column = {"x0": at - 0.5, "x1": at + 0.5, "y0": at - 0.5, "y1": length - 0.5}
+        marks.append({"type": "rect", **(row if direction == "from" else column), "line": frame, **on_map})
     for role, position in roles.items():
         if position < length:
             bar = {"type": "rect", "name": role, "fillcolor": style.role_color(role), "line": {"width": 0}}

@@ -29,6 +29,8 @@ MAX_DIFFERING = 6
 """Most differing words that are marked: where nearly all differ, marks say nothing."""
 MAX_LABEL = 14
 """Longest tick label in characters."""
+SHADE = 0.6
+"""Opacity behind a word of attention 1: the word itself must stay legible on both themes."""
 
 
 def rgba(color: tuple[int, int, int], alpha: float) -> str:
@@ -47,11 +49,11 @@ def role_color(role: str) -> str:
 
 
 def visible(token: str) -> str:
-    """A token with its blanks made visible: · for a leading space, ↵ for a line break. Plain text."""
+    """A token with its blanks made visible: · for leading spaces, ↵ for a line break. Plain text."""
     token = token.replace("\r\n", "↵").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
     if not token:
         return "∅"
-    return "·" + token[1:] if token.startswith(" ") else token
+    return "·" * (len(token) - len(token.lstrip(" "))) + token.lstrip(" ")
 
 
 def escaped(token: str) -> str:
@@ -101,6 +103,17 @@ def signed(value: float) -> str:
     """Two decimals with a sign: +0.48, −0.27, 0.00."""
     text = f"{value:+.2f}"
     return "0.00" if text in ("+0.00", "-0.00") else text.replace("-", "−")
+
+
+def written(value: float, measure: str) -> str:
+    """A value of a map: attention and norms without a sign, contributions to a logit with one."""
+    return signed(value) if measure == "logit" else f"{value:.2f}"
+
+
+def shade(value: float, measure: str, top: float) -> str:
+    """The colour behind a word: as strong as the value is large, of `top`."""
+    strength = SHADE * min(1.0, abs(value) / top) if top > 0 else 0.0
+    return rgba(INDIGO if measure != "logit" else BROWN if value > 0 else TEAL, strength)
 
 
 def empty_figure(height: int = 320) -> go.Figure:

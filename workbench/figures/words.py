@@ -10,7 +10,7 @@ STYLE = f"""<style>
 .wb-line {{ display: flex; flex-wrap: wrap; align-items: baseline; gap: .15rem 1.1rem; margin: .1rem 0 .35rem; }}
 .wb-words {{ display: flex; flex-wrap: wrap; gap: .2rem .12rem; }}
 .wb-words {{ font: .84rem/1.35 {style.MONOSPACE}; }}
-.wb-letter {{ flex: 0 0 1rem; font-size: .9rem; opacity: .65; }}
+.wb-letter {{ flex: 0 0 auto; min-width: 1rem; font-size: .9rem; opacity: .65; }}
 .wb-word {{ display: inline-flex; flex-direction: column; align-items: center; }}
 .wb-word {{ padding: .05rem .22rem; border-radius: .2rem; box-sizing: border-box; }}
 .wb-word small {{ font-size: .72rem; opacity: .75; font-variant-numeric: tabular-nums; }}
@@ -27,9 +27,6 @@ STYLE = f"""<style>
 .wb-key i {{ display: inline-block; width: .9rem; height: 3px; margin-right: .35rem; vertical-align: middle; }}
 </style>"""
 
-SHADE = 0.6
-"""Opacity behind a word of attention 1: the word itself must stay legible on both themes."""
-
 
 def shaded_words(
     tokens: Sequence[str],
@@ -37,21 +34,31 @@ def shaded_words(
     letter: str = "",
     roles: Mapping[str, int] | None = None,
     other: Sequence[str] | None = None,
+    *,
+    direction: str = "from",
+    measure: str = "attention",
+    top: float = 1.0,
 ) -> str:
-    """A prompt, each word shaded by its weight 0 … 1 with the number under it; the last weight is the destination's.
+    """A prompt, each word shaded by its value with the number under it, full at `top`.
 
-    Words after the destination are faint: it cannot see them. Where `other` has as many words, each takes the room
-    of the longer of the two, so that two lines stand in columns. In a long prompt numbers below 0.005 are left out.
+    "from": values are of words 0 … the one that looks, which is framed; words after it are faint, it cannot see them.
+    "to": values are of the words from the one that is looked at to the last; words before it are faint. Where `other`
+    has as many words, each takes the room of the longer of the two, so that two lines stand in columns. In a long
+    prompt numbers that are below 0.005 are left out.
     """
-    at, parts, indexed = len(weights) - 1, [], style.repeats(tokens)
+    first = 0 if direction == "from" else len(tokens) - len(weights)
+    at = len(weights) - 1 if direction == "from" else first
+    parts, indexed = [], style.repeats(tokens)
     for i, token in enumerate(tokens):
         longer = max(len(style.visible(t)) for t in (token, other[i] if other and len(other) == len(tokens) else token))
         css = f"min-width: calc({max(4, longer + 3 * indexed[i])}ch + .5rem)"
-        if i > at:
+        if not first <= i < first + len(weights):
             parts.append(_word(token, i, indexed[i], roles, "wb-later", css))
         else:
-            css += f"; background: {style.rgba(style.INDIGO, SHADE * weights[i])}"
-            number = f"{weights[i]:.2f}" if len(tokens) <= style.MAX_TOUCH or weights[i] >= 0.005 else "&nbsp;"
+            value = weights[i - first]
+            css += f"; background: {style.shade(value, measure, top)}"
+            shown = len(tokens) <= style.MAX_TOUCH or abs(value) >= 0.005
+            number = style.written(value, measure) if shown else "&nbsp;"
             parts.append(_word(token, i, indexed[i], roles, "wb-at" if i == at else "", css, number))
     return _line(letter, "".join(parts))
 
@@ -75,7 +82,7 @@ def prompt_line(
 
 
 def key(destination: int, tokens: Sequence[str], roles: Mapping[str, int]) -> str:
-    """What the frame, the percentages and the thin underlines mean."""
+    """What the percentages and the thin underlines mean."""
     marks = "".join(
         f'<span><i style="background:{style.role_color(role)}"></i>{html.escape(role)}</span>'
         for role, position in roles.items()

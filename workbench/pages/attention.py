@@ -1,41 +1,63 @@
 """Attention on one prompt, or on two that differ in a word: next words, maps, each word shaded by what it gets."""
 
+from functools import partial
+
 import streamlit as st
 
 from workbench.figures import attention_figure
 from workbench.pages import attention_parts as parts
-from workbench.pages import cache, export, frame
+from workbench.pages import export, frame
 
 view: frame.View = st.session_state.view
 run, entry = view.run, view.entry
 roles, vocabulary = run.task.roles, run.task.vocabulary.words
 
-with st.spinner("Running the model …"):
-    prompts = [
-        parts.Shown(letter, text, run.str_tokens(run.encode(text)), cache.maps(entry, text), view.destination)
-        for letter, text in zip("AB", view.texts, strict=False)
-    ]
+try:
+    with st.spinner("Running the model …"):
+        plain = parts.read(view)
+except frame.Refusal as error:
+    frame.refuse(error)
+    st.stop()
 sentence = st.empty()
-parts.next_words(prompts, vocabulary, roles)
+parts.next_words(plain, vocabulary, roles)
 
-if not prompts[0].maps.n_layers:
+if not plain[0].maps.n_layers:
     sentence.markdown(f"{entry.name} has no layers, so there is no attention to show: only what it says next.")
-    parts.downloads(None, entry, vocabulary, prompts)
+    parts.mistakes(view)
+    parts.downloads(None, vocabulary, plain)
     st.stop()
 
-head, layers = parts.choose(prompts[0].maps)
+target, what = None, ""
+with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+    direction, measure = parts.choose_measure()
+    if measure == "logit":
+        target, what = parts.choose_target(plain, vocabulary)
+prompts = plain
+if measure != "attention":
+    try:
+        prompts = parts.measured(plain, measure, target)
+    except frame.Refusal as error:
+        st.info(frame.literal(f"{error}. Shown is attention."))
+        measure = "attention"
+head, layers = parts.choose_head(prompts[0].maps)
+look = parts.Look(head, layers, direction, measure, target, what, view.letters)
 a, b = prompts[0], prompts[1] if len(prompts) > 1 else None
-sentence.markdown(frame.literal(parts.sentence(a, b, head, layers)))
+sentence.markdown(frame.literal(parts.sentence(prompts, look)))
 figure = attention_figure(
-    a.maps, a.tokens, b and b.maps, b and b.tokens, head, a.at,
-    vocabulary=vocabulary, roles=roles, layers=layers, clickable=True,
+    a.maps, a.tokens, b and b.maps, b and b.tokens, head, a.at, vocabulary=vocabulary, roles=roles, layers=layers,
+    direction=direction, what=what, letters=view.letters, clickable=True,
 )  # fmt: skip
-parts.chart(figure)
+parts.chart(figure, direction)
 if b and len(a.tokens) != len(b.tokens):
     st.caption(frame.literal(parts.no_difference(a, b)))
-parts.shaded(prompts, head, layers, roles)
+if a.maps.n_heads * a.maps.n_layers > 1:
+    parts.heads(a, look, b is not None, partial(parts.choose_target, plain, vocabulary))
+parts.shaded(prompts, look, roles)
+parts.role_means(view, look)
+parts.mistakes(view)
 with st.expander("What am I looking at?"):
     st.markdown(parts.EXPLANATION)
-parts.downloads(figure, entry, vocabulary, prompts)
+parts.downloads(figure, vocabulary, prompts)
 with st.expander("The Python that makes this figure"):
-    st.code(export.snippet(entry, view.texts, head, a.at, layers), language="python")
+    code = export.snippet(view.sides, head, a.at, layers, direction, measure, target, what, view.letters)
+    st.code(code, language="python")

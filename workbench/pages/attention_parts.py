@@ -1,24 +1,36 @@
 """The parts of the attention page, top to bottom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from workbench.figures import figure_html, numbers, style, words
-from workbench.figures.numbers import Head
-from workbench.pages import export
-from workbench.pages.cache import Entry
-from workbench.pages.frame import MEAN
+from workbench.figures import figure_html, numbers, roles_figure, style, thumbnails_figure, words
+from workbench.figures.numbers import Direction, Head
+from workbench.pages import cache, export, frame
+from workbench.pages.cache import Side, Target
+from workbench.pages.frame import MEAN, View, literal
+from workbench.wording import percent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from circuits.attention import AttentionMaps
+    from circuits.attention import AttentionMaps, Measure
+    from circuits.scores import Scores
 
 MANY_BLOCKS, BLOCKS_AT_ONCE = 4, 3
+MANY_HEADS = 24
+"""More are chosen from a list instead of chips."""
+LINES = 4
+"""Lines of thumbnails; more scroll."""
+DEAREST = 4_096
+"""Heads × tokens up to which the effect of every head on a prompt is offered: it takes 40 passes a head."""
+MEASURES: dict[str, "Measure"] = {"attention": "attention", "× value norm": "moved", "→ a logit": "logit"}
+DIRECTIONS: dict[str, Direction] = {"what it looks at": "from", "who looks at it": "to"}
+IN_ORDER = "block by block"
+RANKS = [IN_ORDER, *cache.MEASURES, cache.EFFECT]
 
 EXPLANATION = """\
 **A map** shows where a head looks. A row is the position that looks (the destination), a column the position that is
@@ -27,8 +39,18 @@ others lose. A position sees itself and what came before it; the rest is a gap, 
 
 **The mean of the heads** of a block hides heads that disagree: choose a head to see it alone.
 
-**B − A** is the change of each weight when A becomes B: brown more, teal less. Rows before the first word that differs
+**× value norm** weighs each cell by how much it moves: attention times the norm of what the head would write from that
+source. A head that rests on a word with nothing to say goes pale.
+
+**→ a logit** is what each cell adds straight to one logit of its row, or to the difference of two; what later blocks
+make of it is not in it. The heads of a block are added up.
+
+**B − A** is the change of each cell when A becomes B: brown more, teal less. Rows before the first word that differs
 show none. If the lengths differ, positions do not correspond, and there is no difference to show.
+
+**Scores of heads** are measured on 12 random sequences that repeat, entropy (in nats) too; *effect here* is what the
+logit loses when the head writes its mean over held-out sentences instead. Each has its null: the same head turned at
+random. One head in twenty leaves a 95 % band by chance.
 
 **What it does not say.** A weight tells how much is read, not what is read nor whether the answer depends on it. A map
 suggests a mechanism; only cutting the edge and watching the answer confirms it.
@@ -37,10 +59,10 @@ suggests a mechanism; only cutting the edge and watching the answer confirms it.
 
 @dataclass(frozen=True)
 class Shown:
-    """One prompt on the page."""
+    """One side of the page."""
 
     letter: str
-    text: str
+    side: Side
     tokens: list[str]
     maps: "AttentionMaps"
     destination: int
@@ -50,8 +72,31 @@ class Shown:
         """The destination, or the last position of a prompt that is shorter."""
         return min(self.destination, len(self.tokens) - 1)
 
-    def rows(self, head: Head | None, layers: Sequence[int] | None) -> list[tuple[str, list[float]]]:
-        return numbers.attention_rows(self.maps, self.tokens, head, self.at, layers)
+
+@dataclass(frozen=True)
+class Look:
+    """What is shown of the maps."""
+
+    head: Head | None
+    layers: list[int] | None
+    direction: Direction
+    measure: "Measure"
+    target: Target | None
+    what: str
+    """The logit, in words."""
+    letters: tuple[str, str]
+
+    def rows(self, p: Shown) -> list[tuple[str, list[float]]]:
+        return numbers.attention_rows(p.maps, p.tokens, self.head, p.at, self.layers, self.direction)
+
+
+def read(view: View) -> list[Shown]:
+    """Both sides with their attention."""
+    run, shown = view.run, []
+    for letter, side in zip(view.letters, view.sides, strict=False):
+        tokens = run.str_tokens(run.encode(side.text))
+        shown.append(Shown(letter, side, tokens, cache.maps(side), view.destination))
+    return shown
 
 
 def label(prompt: Shown, prompts: list[Shown]) -> str:
@@ -74,37 +119,76 @@ def next_words(prompts: list[Shown], vocabulary: Sequence[str], roles: Mapping[s
     st.html(words.STYLE + "".join(lines) + words.key(prompts[0].at, prompts[0].tokens, roles))
 
 
-def choose(maps: "AttentionMaps") -> tuple[Head | None, list[int] | None]:
-    """The head to show, None for the mean over heads; and of a deep model the blocks to show, None for all."""
-    layers = None if maps.n_layers <= MANY_BLOCKS else _blocks(maps.n_layers)
-    mean = "the only head" if maps.n_heads == 1 else f"mean of {maps.n_heads} heads"
-    heads = [(layer, head) for layer in layers or range(maps.n_layers) for head in range(maps.n_heads)]
+def measured(prompts: list[Shown], measure: "Measure", target: Target | None) -> list[Shown]:
+    """The same with maps of another measure. Raises: CircuitError where the model has none."""
+    return [Shown(p.letter, p.side, p.tokens, cache.maps(p.side, measure, target), p.destination) for p in prompts]
+
+
+def choose_measure() -> tuple[Direction, "Measure"]:
+    """Which way to look, and what the cells hold."""
+    ways = list(DIRECTIONS)
+    way = st.segmented_control("Direction", ways, default=ways[0], required=True, key="way", bind="query-params",
+                               label_visibility="collapsed")  # fmt: skip
+    kinds = list(MEASURES)
+    kind = st.segmented_control("Cells", kinds, default=kinds[0], required=True, key="cells", bind="query-params",
+                                label_visibility="collapsed")  # fmt: skip
+    return DIRECTIONS[way or ways[0]], MEASURES[kind or kinds[0]]
+
+
+def choose_target(prompts: list[Shown], vocabulary: Sequence[str]) -> tuple[Target, str]:
+    """The logit that contributions and effects are about, and its name: by default what sets the two answers apart."""
+    likely = [int(p.maps.probabilities[p.at, : len(vocabulary)].argmax()) for p in prompts]
+    targets: dict[str, Target] = {}
+    if len(set(likely)) == 2:
+        a, b = likely
+        targets[f"{style.visible(vocabulary[a])} − {style.visible(vocabulary[b])}"] = Target(a, b)
+    for token in dict.fromkeys([*likely, *range(len(vocabulary))]):
+        targets.setdefault(style.visible(vocabulary[token]), Target(token, None))
+    state, usual = st.session_state, next(iter(targets))
+    before, state.usual_logit = state.get("usual_logit", usual), usual
+    if "logit" in state and (state.logit not in targets or (state.logit == before and before != usual)):
+        state.logit = usual  # one that was not chosen follows the prompt, so that a link shows the same
+    name = st.selectbox("Logit of", list(targets), key="logit", bind="query-params", label_visibility="collapsed",
+                        width=220, help="a single word is taken minus the mean of all words")  # fmt: skip
+    target = targets.get(name or "", next(iter(targets.values())))
+    words = [f"‘{style.visible(vocabulary[token])}’" for token in target if token is not None]
+    return target, " − ".join(words)
+
+
+def choose_head(maps: "AttentionMaps") -> tuple[Head | None, list[int] | None]:
+    """The head to show, None for all of a block; and then, of a deep model, the blocks to show, None for all."""
+    how = "sum" if maps.measure == "logit" else "mean"
+    mean = "the only head" if maps.n_heads == 1 else f"{how} of {maps.n_heads} heads"
+    heads = [(layer, head) for layer in range(maps.n_layers) for head in range(maps.n_heads)]
     named = {numbers.head_name(head): head for head in heads} if maps.n_heads > 1 else {}
-    head = st.pills(
-        "Head", [MEAN, *named], default=MEAN, required=True, key="head", bind="query-params",
-        format_func=lambda name: mean if name == MEAN else name, label_visibility="collapsed",
-    )  # fmt: skip
-    return named.get(head or MEAN), layers
+    if st.session_state.get("head", MEAN) not in (MEAN, *named):
+        st.session_state.head = MEAN
+    if len(heads) <= MANY_HEADS:
+        name = st.pills(
+            "Head", [MEAN, *named], default=MEAN, required=True, key="head", bind="query-params",
+            format_func=lambda name: mean if name == MEAN else name, label_visibility="collapsed",
+        )  # fmt: skip
+    else:
+        name = st.selectbox("Head", [MEAN, *named], key="head", bind="query-params", width=220)
+    head = named.get(name or MEAN)
+    return head, None if head or maps.n_layers <= MANY_BLOCKS else _blocks(maps.n_layers)
 
 
 def _blocks(n_layers: int) -> list[int]:
     firsts = range(0, n_layers, BLOCKS_AT_ONCE)
     parts = {f"blocks {i + 1}–{min(i + BLOCKS_AT_ONCE, n_layers)}": i for i in firsts}
-
-    def to_mean() -> None:
-        st.session_state.head = MEAN
-
     part = st.pills("Blocks", list(parts), default=next(iter(parts)), required=True, key="blocks", bind="query-params",
-                    on_change=to_mean, label_visibility="collapsed")  # fmt: skip
+                    label_visibility="collapsed")  # fmt: skip
     first = parts.get(part or "", 0)
     return list(range(first, min(first + BLOCKS_AT_ONCE, n_layers)))
 
 
-def sentence(a: Shown, b: Shown | None, head: Head | None, layers: list[int] | None) -> str:
+def sentence(prompts: list[Shown], look: Look) -> str:
     """What the destination looks at most."""
-    if b is None:
-        return numbers.summary(a.rows(head, layers), a.tokens)
-    return numbers.summary(a.rows(head, layers), a.tokens, b.rows(head, layers), b.tokens)
+    pairs = [part for p in prompts for part in (look.rows(p), p.tokens)]
+    letters = ("A", "B")
+    what = f"the logit of {look.what}" if "−" not in look.what else look.what
+    return numbers.summary(*pairs, direction=look.direction, measure=look.measure, what=what, letters=letters)  # pyright: ignore
 
 
 def no_difference(a: Shown, b: Shown) -> str:
@@ -113,13 +197,13 @@ def no_difference(a: Shown, b: Shown) -> str:
     return why if a.at == b.at else f"{why} B is shown at its last position, {b.at} ‘{style.visible(b.tokens[b.at])}’."
 
 
-def chart(figure: "go.Figure") -> None:
-    """The maps; a click on a cell makes its row the destination."""
+def chart(figure: "go.Figure", direction: Direction) -> None:
+    """The maps; a click on a cell takes its row for the position, or its column where that is what is framed."""
 
     def touched() -> None:
         points = st.session_state.maps.selection.points
         if points:
-            st.session_state.at = points[0]["y"]
+            st.session_state.at = points[0]["y" if direction == "from" else "x"]
 
     with st.container(key="attention"):
         st.plotly_chart(
@@ -131,21 +215,126 @@ def chart(figure: "go.Figure") -> None:
         )
 
 
-def shaded(prompts: list[Shown], head: Head | None, layers: list[int] | None, roles: Mapping[str, int]) -> None:
-    """Row by row of the figure: each word shaded by how much the destination looks at it."""
-    html = []
-    for together in zip(*(p.rows(head, layers) for p in prompts), strict=True):
+def heads(p: Shown, look: Look, both: bool, target: Callable[[], tuple[Target, str]]) -> None:
+    """A thumbnail of every head, ranked; a click on one shows it alone."""
+
+    def touched() -> None:
+        points = st.session_state.heads.selection.points
+        if points:
+            name = str(points[0]["customdata"])
+            st.session_state.head = MEAN if st.session_state.get("head") == name else name
+
+    n = p.maps.n_layers * p.maps.n_heads
+    ranks = RANKS if n * len(p.tokens) <= DEAREST else RANKS[:-1]
+    if st.session_state.get("rank") not in ranks:
+        st.session_state.pop("rank", None)
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        st.markdown(f"**All heads{f' of {p.letter}' if both else ''}**")
+        rank = st.selectbox("Ranked by", ranks, key="rank", bind="query-params", width=220,
+                            label_visibility="collapsed", help="ranks the heads by a score") or IN_ORDER  # fmt: skip
+        about, what = (look.target, look.what) if look.target or rank != cache.EFFECT else target()
+    scores = None
+    if rank != IN_ORDER:
+        try:
+            with st.spinner(f"Scoring {n} heads and their nulls …"):
+                scores = cache.scores(p.side, rank, p.at, about)
+        except frame.Refusal as error:
+            st.info(literal(str(error)))
+    order = numbers.ranked(p.maps, scores, ascending=rank == "entropy")
+    figure = thumbnails_figure(
+        p.maps, p.tokens, p.at, direction=look.direction, scores=scores, order=order, chosen=look.head
+    )
+    height = int(figure.layout.height)  # pyright: ignore
+    lines = -(-n // 12)
+    with st.container(key="thumbnails", height=round(height / lines * LINES) if lines > LINES else "content"):
+        st.plotly_chart(figure, key="heads", on_select=touched, selection_mode="points",
+                        config={"displayModeBar": False})  # fmt: skip
+    st.caption(literal(_about_heads(p, look, rank if scores is not None else IN_ORDER, what, scores)))
+
+
+def _about_heads(p: Shown, look: Look, rank: str, what: str, scores: "Scores | None") -> str:
+    at = f"{p.at} ‘{style.visible(p.tokens[p.at])}’"
+    pale = f"Pale: hardly any of it {'from' if look.direction == 'from' else 'to'} {at}, itself left out."
+    if scores is None:
+        return f"Click a head to see it alone. {pale}"
+    how = {
+        "entropy": "the sharpest first (nats, on repeated random sequences)",
+        cache.EFFECT: f"most helpful first: what {what} loses at {at} without the head (logits)",
+    }.get(rank, "the highest first (on repeated random sequences)")
+    band = "Under each score the 95 % band of its null; the frame is solid outside it, dotted inside."
+    return f"By {rank}, {how}. {band} {pale}"
+
+
+def shaded(prompts: list[Shown], look: Look, roles: Mapping[str, int]) -> None:
+    """Row by row of the figure: each word shaded by its value."""
+    html, every = [], [look.rows(p) for p in prompts]
+    values = [abs(value) for rows in every for _, row in rows for value in row]
+    top = 1.0 if look.measure == "attention" else max(values, default=1.0)
+    for together in zip(*every, strict=True):
         html.append(words.title(together[0][0]))
-        for p, (_, weights) in zip(prompts, together, strict=True):
-            html.append(words.shaded_words(p.tokens, weights, label(p, prompts), roles, other(p, prompts)))
+        for p, (_, row) in zip(prompts, together, strict=True):
+            options = {"direction": look.direction, "measure": look.measure, "top": top}
+            html.append(words.shaded_words(p.tokens, row, label(p, prompts), roles, other(p, prompts), **options))
     st.html("".join(html))
 
 
-def downloads(figure: "go.Figure | None", entry: Entry, vocabulary: tuple[str, ...], prompts: list[Shown]) -> None:
+def role_means(view: View, look: Look) -> None:
+    """Mean attention between the task's roles, when it is asked for."""
+    if not view.run.task.roles:
+        return
+    box = st.expander("Mean over the task: which roles look at which", key="roles", on_change="rerun",
+                      bind="query-params")  # fmt: skip
+    if not box.open:
+        return
+    with box:
+        try:
+            with st.spinner("Reading the held-out sequences …"):
+                attention = cache.role_means(view.entry, None)
+        except frame.Refusal as error:
+            frame.refuse(error)
+            return
+        n, clusters = len(attention.cluster), len(attention.cluster.unique())
+        st.caption(
+            f"Attention of A, mean over {n} held-out sequences; each row sums to 1. In the hover: ± its standard error "
+            f"over {clusters} clusters, and what attention would give that is spread evenly."
+        )
+        with st.container(key="means"):
+            st.plotly_chart(roles_figure(attention, look.head, look.layers), key="role_maps",
+                            config={"displayModeBar": False})  # fmt: skip
+
+
+def mistakes(view: View) -> None:
+    """The held-out sequences that the model gets wrong, when they are asked for; a click shows one."""
+    box = st.expander("What it gets wrong", key="wrong", on_change="rerun", bind="query-params")
+    if not box.open:
+        return
+    with box:
+        try:
+            with st.spinner("Reading the held-out sequences …"):
+                found = cache.mistakes(view.entry, None)
+        except frame.Refusal as error:
+            frame.refuse(error)
+            return
+        if not found.wrong:
+            st.caption(f"Nothing: it is right on all {found.n} held-out sequences.")
+            return
+        more = "" if len(found.listed) == found.wrong else f", {len(found.listed)} shown"
+        share = percent(found.wrong / found.n)
+        st.caption(f"A: {found.wrong} of {found.n} held-out sequences ({share}), its surest mistakes first{more}.")
+        with st.container(key="mistakes", height=320 if len(found.listed) > 8 else "content", gap=None):
+            for i, wrong in enumerate(found.listed):
+                said = f"‘{style.visible(wrong.said)}’ {percent(wrong.said_probability)}"
+                right = f"‘{style.visible(wrong.answer)}’ {percent(wrong.answer_probability)}"
+                st.button(literal(f"{wrong.short}: says {said}, right is {right}"), key=f"mistake {i}", type="tertiary",
+                          on_click=frame.show, args=(view.run.task, wrong.prompt))  # fmt: skip
+
+
+def downloads(figure: "go.Figure | None", vocabulary: tuple[str, ...], prompts: list[Shown]) -> None:
     """Files are made when asked for."""
     data = [(p.maps, p.tokens) for p in prompts]
-    name = f"attention-{entry.name}"
-    files = {"numbers (JSON)": ("json", "application/json", partial(export.numbers_json, entry, vocabulary, data))}
+    sides = [p.side for p in prompts]
+    name = f"attention-{sides[0].entry.name}"
+    files = {"numbers (JSON)": ("json", "application/json", partial(export.numbers_json, sides, vocabulary, data))}
     if figure is not None:
         files = {
             "figure (HTML)": ("html", "text/html", partial(figure_html, figure, name)),

@@ -7,15 +7,34 @@ A loaded model is one object for all sessions, which are threads: whoever puts h
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import streamlit as st
 
-from workbench.errors import BadRun
+from workbench.errors import BadRun, NoCorpus
 from workbench.runs import Run, list_runs, load, runs_folder
 
 if TYPE_CHECKING:
-    from circuits.attention import AttentionMaps
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from circuits.attention import AttentionMaps, Measure, RoleAttention
+    from circuits.scores import Scores
+    from workbench.pages.errors import Mistakes
+
+EFFECT = "effect here"
+MEASURES = {
+    "previous token": "previous_token", "induction": "prefix_matching", "copying": "copying", "entropy": "entropy",
+}  # fmt: skip
+"""What heads can be ranked by, as `head_scores` calls it."""
+MOST = 2_048  # held-out sequences that a mean or a list of errors is taken over
+
+
+class Target(NamedTuple):
+    """The logit of one token, minus that of another or the mean of all."""
+
+    answer: int
+    foil: int | None
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,18 @@ class Entry:
     key: str
     heads: tuple[str, ...]
     """As they are called: 0.0, 0.1 …"""
+    checkpoints: tuple[int, ...] = ()
+    """Steps whose weights were kept."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One prompt read by one model: a side of the page."""
+
+    entry: Entry
+    text: str
+    step: int | None = None
+    """A checkpoint of training; None is its end."""
 
 
 def entries() -> tuple[list[Entry], list[str]]:
@@ -54,10 +85,20 @@ def _entries(folder: str) -> tuple[list[Entry], list[str]]:
         stem = Path(run.recipe.task).stem
         task = stem if len(versions[stem]) == 1 else f"{stem} {run.results['task_sha256'][:6]}"
         entry = Entry(
-            run.name, run.seed, task, run.recipe.task, run.recipe.about, run.score, run.shipped, run.key, heads
-        )
+            run.name, run.seed, task, run.recipe.task, run.recipe.about, run.score, run.shipped, run.key, heads,
+            tuple(run.checkpoints),
+        )  # fmt: skip
         found.setdefault((run.name, run.seed), entry)
     return list(found.values()), [str(fault) for fault in faults]
+
+
+def reference(run: Run, length: int) -> "Int[Tensor, 'example position'] | None":
+    """Held-out sequences to take a mean over, at least as long as a prompt; None where the text is not here."""
+    try:
+        found = run.task.held_out[:MOST]
+    except NoCorpus:
+        return None
+    return found if found.shape[1] >= length else None
 
 
 def warm() -> bool:
@@ -71,28 +112,88 @@ def warm_up() -> None:
     import workbench.transformer  # noqa: F401
 
 
-def loaded(entry: Entry) -> Run:
-    """The run with its model and task in memory. Raises: WorkbenchError where it cannot be read."""
-    return _loaded(entry.name, entry.seed, entry.key)
+def loaded(entry: Entry, step: int | None = None) -> Run:
+    """The run, or its checkpoint, with its model and task in memory. Raises: WorkbenchError where it cannot be read."""
+    return _loaded(entry.name, entry.seed, entry.key, step)
 
 
-def maps(entry: Entry, prompt: str) -> "AttentionMaps":
-    """The attention of a prompt that this run's task can encode."""
-    return _maps(entry.name, entry.seed, entry.key, " ".join(prompt.split()))
+def maps(side: Side, measure: "Measure" = "attention", target: Target | None = None) -> "AttentionMaps":
+    """The maps of a prompt that the task can encode; of a logit, which `target` says. Raises: CircuitError."""
+    return _maps(side.entry.name, side.entry.seed, side.entry.key, side.step, side.text, measure, target)
+
+
+def scores(side: Side, rank: str, position: int, target: Target | None) -> "Scores":
+    """Every head's score of this kind, with its null. Raises: CircuitError where it is undefined."""
+    plain = (side.entry.name, side.entry.seed, side.entry.key, side.step)
+    if rank == EFFECT and target is not None:
+        return _effects(*plain, side.text, position, target)
+    return _head_scores(*plain)[rank]
+
+
+def role_means(entry: Entry, step: int | None) -> "RoleAttention":
+    """Attention between the task's roles, on the held-out sequences. Raises: WorkbenchError without the text."""
+    return _role_means(entry.name, entry.seed, entry.key, step)
+
+
+def mistakes(entry: Entry, step: int | None) -> "Mistakes":
+    """What the run gets wrong of the held-out sequences. Raises: WorkbenchError without the text."""
+    return _mistakes(entry.name, entry.seed, entry.key, step)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _loaded(name: str, seed: int, key: str) -> Run:
-    run = load(name, seed)
-    if run.key != key:
+def _loaded(name: str, seed: int, key: str, step: int | None) -> Run:
+    run = load(name, seed, step)
+    if run.results["weights_sha256"] != key.partition("@")[0]:
         raise BadRun(f"{name} was trained again just now; reload the page")
     _ = run.task, run.model
     return run
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def _maps(name: str, seed: int, key: str, prompt: str) -> "AttentionMaps":
-    from circuits.attention import attention_maps
+@st.cache_data(max_entries=24, show_spinner=False)
+def _maps(
+    name: str, seed: int, key: str, step: int | None, prompt: str, measure: "Measure", target: Target | None
+) -> "AttentionMaps":
+    from circuits.attention import attention_maps, contribution_maps, moved_maps
 
-    run = _loaded(name, seed, key)
-    return attention_maps(run.model, run.encode(prompt))
+    run = _loaded(name, seed, key, step)
+    tokens = run.encode(prompt)
+    if measure == "logit" and target is not None:
+        return contribution_maps(run.model, tokens, target.answer, target.foil)
+    return (moved_maps if measure == "moved" else attention_maps)(run.model, tokens)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _head_scores(name: str, seed: int, key: str, step: int | None) -> "dict[str, Scores]":
+    from circuits.heads import head_scores
+    from circuits.scores import LEAST_DRAWS
+
+    found = head_scores(_loaded(name, seed, key, step).model, draws=LEAST_DRAWS)
+    return {rank: found[measure] for rank, measure in MEASURES.items()}
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _effects(name: str, seed: int, key: str, step: int | None, prompt: str, position: int, target: Target) -> "Scores":
+    from circuits.attention import head_effects
+
+    run = _loaded(name, seed, key, step)
+    tokens = run.encode(prompt)
+    return head_effects(
+        run.model, tokens, position, target.answer, target.foil, reference=reference(run, tokens.shape[1])
+    )
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _role_means(name: str, seed: int, key: str, step: int | None) -> "RoleAttention":
+    from circuits.attention import role_attention
+
+    run = _loaded(name, seed, key, step)
+    tokens = run.task.held_out[:MOST]
+    return role_attention(run.model, tokens[:, : run.task.answer_position + 1], run.task.roles,
+                          run.task.clusters(tokens))  # fmt: skip
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _mistakes(name: str, seed: int, key: str, step: int | None) -> "Mistakes":
+    from workbench.pages.errors import mistakes
+
+    return mistakes(_loaded(name, seed, key, step), MOST)

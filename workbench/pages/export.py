@@ -5,8 +5,8 @@ import io
 import json
 from typing import TYPE_CHECKING
 
-from workbench.figures.numbers import Head, attention_records
-from workbench.pages.cache import Entry
+from workbench.figures.numbers import Direction, Head, attention_records
+from workbench.pages.cache import Side, Target
 
 if TYPE_CHECKING:
     from circuits.attention import AttentionMaps
@@ -19,7 +19,8 @@ def numbers_csv(prompts: "list[tuple[AttentionMaps, list[str]]]") -> str:
         for letter, (maps, tokens) in zip("AB", prompts, strict=False)
         for r in attention_records(maps, tokens, letter)
     ]
-    names = ["prompt", "block", "head", "destination", "destination_token", "source", "source_token", "attention"]
+    measure = prompts[0][0].measure
+    names = ["prompt", "block", "head", "destination", "destination_token", "source", "source_token", measure]
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
@@ -27,38 +28,66 @@ def numbers_csv(prompts: "list[tuple[AttentionMaps, list[str]]]") -> str:
     return file.getvalue()
 
 
-def numbers_json(entry: Entry, vocabulary: tuple[str, ...], prompts: "list[tuple[AttentionMaps, list[str]]]") -> str:
+def numbers_json(
+    sides: list[Side], vocabulary: tuple[str, ...], prompts: "list[tuple[AttentionMaps, list[str]]]"
+) -> str:
     """The arrays themselves: patterns [layer][head][destination][source], probabilities [position][word]."""
-    model = {"name": entry.name, "seed": entry.seed, "weights": entry.key}
     parts = [
         {
             "prompt": letter,
+            "model": {"name": side.entry.name, "seed": side.entry.seed, "weights": side.entry.key, "step": side.step},
             "tokens": tokens,
+            "measure": maps.measure,
             "patterns": maps.patterns.tolist(),
             "probabilities": maps.probabilities.tolist(),
         }
-        for letter, (maps, tokens) in zip("AB", prompts, strict=False)
+        for letter, side, (maps, tokens) in zip("AB", sides, prompts, strict=False)
     ]
-    return json.dumps({"model": model, "vocabulary": vocabulary, "prompts": parts}, ensure_ascii=False)
+    return json.dumps({"vocabulary": vocabulary, "prompts": parts}, ensure_ascii=False)
 
 
 def snippet(
-    entry: Entry, prompts: list[str], head: Head | None, destination: int, layers: list[int] | None = None
+    sides: list[Side],
+    head: Head | None,
+    destination: int,
+    layers: list[int] | None = None,
+    direction: Direction = "from",
+    measure: str = "attention",
+    target: Target | None = None,
+    what: str = "",
+    letters: tuple[str, str] = ("A", "B"),
 ) -> str:
     """The Python that makes the page's figure. It runs as it stands, in a notebook or a script."""
-    seed = f", seed={entry.seed}" if entry.seed else ""
-    options = (
-        f"destination={destination}" + (f", head={head}" if head else "") + (f", layers={layers}" if layers else "")
+    runs = dict(zip(dict.fromkeys(_load(side) for side in sides), ("run", "other"), strict=False))
+    texts = dict(zip(dict.fromkeys(side.text for side in sides), "ab", strict=False))
+    function = {"attention": "attention_maps", "moved": "moved_maps", "logit": "contribution_maps"}[measure]
+    logit = f", {target.answer}, {target.foil}" if measure == "logit" and target else ""
+    shown = ", ".join(
+        f"{function}({runs[_load(side)]}.model, {texts[side.text]}{logit}), run.str_tokens({texts[side.text]})"
+        for side in sides
     )
-    shown = ", ".join(f"attention_maps(run.model, {t}), run.str_tokens({t})" for t in "ab"[: len(prompts)])
-    names = ", ".join("ab"[: len(prompts)])
-    encoded = ", ".join(f"run.encode({json.dumps(' '.join(p.split()), ensure_ascii=False)})" for p in prompts)
+    options = {
+        "destination": destination, "head": head, "layers": layers,
+        "direction": None if direction == "from" else direction,
+        "what": what if logit else None, "letters": None if letters == ("A", "B") or len(sides) == 1 else letters,
+    }  # fmt: skip
+    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value}"
+                      for name, value in options.items() if value is not None)  # fmt: skip
+    loads = "\n".join(f"{name} = {load}" for load, name in runs.items())
+    encoded = ", ".join(f"run.encode({json.dumps(text, ensure_ascii=False)})" for text in texts)
     return f"""\
 import workbench as wb
-from circuits import attention_maps
+from circuits.attention import {function}
 from workbench.figures import attention_figure
 
-run = wb.load({json.dumps(entry.name)}{seed})
-{names} = {encoded}
-attention_figure({shown}, {options}, vocabulary=run.task.vocabulary.words, roles=run.task.roles)
+{loads}
+{", ".join(texts.values())} = {encoded}
+attention_figure({shown}, {given}, vocabulary=run.task.vocabulary.words, roles=run.task.roles)
 """
+
+
+def _load(side: Side) -> str:
+    """The call that loads its model."""
+    seed = f", seed={side.entry.seed}" if side.entry.seed else ""
+    step = f", step={side.step}" if side.step is not None else ""
+    return f"wb.load({json.dumps(side.entry.name)}{seed}{step})"

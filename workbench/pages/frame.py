@@ -4,16 +4,23 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
 import workbench
+from circuits.errors import CircuitError
 from workbench.errors import WorkbenchError
 from workbench.figures import style
 from workbench.pages import cache, pairs
-from workbench.pages.cache import Entry
+from workbench.pages.cache import Entry, Side
 from workbench.runs import Run
 
+if TYPE_CHECKING:
+    from workbench.tasks import Task
+
+Refusal = (WorkbenchError, CircuitError)
+"""What a user can put right: said in one line, never a traceback."""
 OPENS_ON = "winograd-2"
 MEAN = "mean"
 """The state `head` where no single head is chosen."""
@@ -23,8 +30,14 @@ LOOK = """<style>
 .stSidebar .stVerticalBlock { gap: .7rem; }
 [data-testid=stWidgetLabelRequired] { display: none; }
 .st-key-attention { overflow-x: auto; }
-.st-key-attention :is(.cartesianlayer, .infolayer) text { fill: currentColor !important; }
+:is(.st-key-attention, .st-key-thumbnails, .st-key-means) :is(.cartesianlayer, .infolayer) text {
+  fill: currentColor !important; }
 .st-key-attention > div { min-width: 54rem; }
+.st-key-thumbnails { overflow-x: auto; }
+.st-key-thumbnails .stPlotlyChart { min-width: 54rem; }
+.st-key-heads svg g.scatterlayer { cursor: pointer; }
+.st-key-mistakes button { min-height: 1.7rem; padding: 0; }
+.st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
 @media (max-width: 640px) { .stMainBlockContainer { padding: 3.2rem 1rem 3rem; } }
 </style>"""
 
@@ -36,12 +49,28 @@ class View:
     entry: Entry
     run: Run
     prompt: str
-    against: str | None
+    other: Side | None
+    """What it is compared with: another prompt, or another model on the same one."""
     destination: int
 
     @property
-    def texts(self) -> list[str]:
-        return [self.prompt] if self.against is None else [self.prompt, self.against]
+    def sides(self) -> list[Side]:
+        a = Side(self.entry, self.prompt)
+        return [a] if self.other is None else [a, self.other]
+
+    @property
+    def against(self) -> str | None:
+        """The second prompt."""
+        return None if self.other is None else self.other.text
+
+    @property
+    def letters(self) -> tuple[str, str]:
+        """A and B, with what sets two models apart."""
+        if self.other is None or (self.other.step is None and self.other.entry == self.entry):
+            return "A", "B"
+        if self.other.step is not None:
+            return "A · end", f"B · step {self.other.step}"
+        return f"A · seed {self.entry.seed}", f"B · seed {self.other.entry.seed}"
 
 
 def begin(title: str) -> None:
@@ -53,25 +82,32 @@ def begin(title: str) -> None:
 def choose() -> View:
     """Draw the frame and return what it is set to; where there is nothing to show, say why and stop."""
     with st.sidebar:
-        entry = _model()
+        entry, seeds = _model()
     run = _load(entry)
+    if "refused" in st.session_state:
+        st.error(literal(st.session_state.pop("refused")))
+    other, refused = None, None
     with st.sidebar:
         prompt = _prompt(run)
-        against = _pair(run, prompt)
+        try:
+            other = _pair(run, entry, seeds, prompt)
+        except Refusal as error:
+            refused = error
     try:
         tokens = run.str_tokens(run.encode(prompt))
-    except WorkbenchError as error:
-        _refuse(error)
+    except Refusal as error:
+        refuse(error)
         st.stop()
     with st.sidebar:
         destination = _position(run, tokens)
-    if against is not None:
+    if other is not None:
         try:
-            run.encode(against)
-        except WorkbenchError as error:
-            _refuse(error, "B: ")
-            against = None
-    return View(entry, run, prompt, against, destination)
+            cache.loaded(other.entry, other.step).encode(other.text)
+        except Refusal as error:
+            refused = error
+    if refused is not None:
+        refuse(refused, "B: ")
+    return View(entry, run, pairs.normal(run.task, prompt), None if refused else other, destination)
 
 
 def literal(text: str) -> str:
@@ -79,11 +115,19 @@ def literal(text: str) -> str:
     return re.sub(r"([\\`*_\[\]#~$<>&]|:(?=\w))", r"\\\1", text)
 
 
-def _refuse(error: WorkbenchError, where: str = "") -> None:
+def refuse(error: Exception, where: str = "") -> None:
     st.error(where + literal(str(error)))
 
 
-def _model() -> Entry:
+def show(task: "Task", prompt: str) -> None:
+    """A callback: this prompt, read where the task's answer is said."""
+    st.session_state.prompt = prompt
+    length = len(task.vocabulary.encode(prompt))
+    st.session_state.at = min(task.answer_position, length - 1)
+
+
+def _model() -> tuple[Entry, list[Entry]]:
+    """The model that is chosen, and all seeds of its name."""
     entries, faults = cache.entries()
     if not entries:
         _name_faults(faults)
@@ -104,7 +148,7 @@ def _model() -> Entry:
                  on_change=_change_task, args=(entries,))  # fmt: skip
     names = sorted({entry.name for entry in entries if entry.task == task})
     name = st.selectbox("Model", names, index=None, key="model", bind="query-params", required=True,
-                        on_change=_fit_head, args=(entries,))  # fmt: skip
+                        on_change=_fit_model, args=(entries,))  # fmt: skip
     seeds = sorted(entry.seed for entry in entries if entry.name == name)
     seed = seeds[0]
     if len(seeds) > 1:
@@ -117,7 +161,7 @@ def _model() -> Entry:
             st.badge(f"seed {seed}", color="gray")
     st.caption(literal(entry.about))
     _name_faults(faults)
-    return entry
+    return entry, [other for other in entries if other.name == name]
 
 
 def _name_faults(faults: list[str]) -> None:
@@ -135,14 +179,17 @@ def _change_task(entries: list[Entry]) -> None:
     st.session_state.model = entry.name
     st.session_state.pair = pairs.ways(task)[0]
     st.session_state.head = MEAN
-    _set_prompt(pairs.first_prompt(task), task.answer_position)
+    show(task, pairs.first_prompt(task))
 
 
-def _fit_head(entries: list[Entry]) -> None:
-    """Keep the chosen head where the new model has it."""
-    heads = next(entry.heads for entry in entries if entry.name == st.session_state.model)
-    if st.session_state.get("head", MEAN) not in heads:
+def _fit_model(entries: list[Entry]) -> None:
+    """Keep the chosen head and comparison where the new model has them."""
+    seeds = [entry for entry in entries if entry.name == st.session_state.model]
+    if st.session_state.get("head", MEAN) not in seeds[0].heads:
         st.session_state.head = MEAN
+    ways = pairs.ways(workbench.load_task(seeds[0].task_file), len(seeds), len(seeds[0].checkpoints))
+    if st.session_state.get("pair") not in ways:
+        st.session_state.pair = ways[0]
 
 
 def _load(entry: Entry) -> Run:
@@ -155,8 +202,8 @@ def _load(entry: Entry) -> Run:
     try:
         cache.warm_up()
         return cache.loaded(entry)
-    except WorkbenchError as error:
-        _refuse(error)
+    except Refusal as error:
+        refuse(error)
         st.stop()
     finally:
         waiting.empty()
@@ -166,51 +213,69 @@ def _prompt(run: Run) -> str:
     prompt = st.text_area("Prompt", pairs.first_prompt(run.task), height=96, key="prompt", bind="query-params",
                           on_change=_fit_position, args=(run,))  # fmt: skip
     with st.container(horizontal=True, gap="xsmall"):
-        st.button("example", on_click=_set_prompt, args=(pairs.first_prompt(run.task), run.task.answer_position))
+        st.button("example", on_click=show, args=(run.task, pairs.first_prompt(run.task)))
         st.button("shuffle", icon=":material/shuffle:", on_click=_shuffle, args=(run,), help="a held-out example")
     return prompt
 
 
 def _shuffle(run: Run) -> None:
-    _set_prompt(random.choice(pairs.examples(run.task)), run.task.answer_position)
-
-
-def _set_prompt(prompt: str, destination: int) -> None:
-    st.session_state.prompt = prompt
-    st.session_state.at = min(destination, len(prompt.split()) - 1)
+    try:
+        show(run.task, random.choice(pairs.examples(run.task)))
+    except Refusal as error:
+        st.session_state.refused = str(error)
 
 
 def _fit_position(run: Run) -> None:
     """Keep the chosen position where the new prompt has it; one that was not chosen stays the usual one."""
-    length, state = len(st.session_state.prompt.split()), st.session_state
+    state = st.session_state
+    try:
+        length = run.encode(state.prompt).shape[1]
+    except Refusal:
+        return  # the page says what is wrong with the prompt
     if state.get("at") in (None, state.get("usual")) or state.at >= length:
         state.at = max(0, min(run.task.answer_position, length - 1))
 
 
-def _pair(run: Run, prompt: str) -> str | None:
-    """The second prompt, unchecked."""
-    ways = pairs.ways(run.task)
+def _pair(run: Run, entry: Entry, seeds: list[Entry], prompt: str) -> Side | None:
+    """The other side, its prompt unchecked. Raises: NoCorpus."""
+    ways = pairs.ways(run.task, len(seeds), len(entry.checkpoints))
     way = st.pills("Compared with", ways, default=ways[0], required=True, key="pair", bind="query-params",
                    on_change=_change_way)  # fmt: skip
     if way == pairs.TEXT:
-        return st.text_area("Prompt B", prompt, height=96, key="against", bind="query-params")
+        text = st.text_area("Prompt B", prompt, height=96, key="against", bind="query-params")
+        return Side(entry, pairs.normal(run.task, text))
+    if way == pairs.SEED:
+        others = {other.seed: other for other in sorted(seeds, key=lambda e: e.seed) if other.seed != entry.seed}
+        chosen = _one_of("Seed of B", list(others), "seed_b", 0)
+        return Side(others[chosen], pairs.normal(run.task, prompt))
+    if way == pairs.CHECKPOINT:
+        step = _one_of("B after this many steps", list(entry.checkpoints), "step_b", len(entry.checkpoints) // 2)
+        return Side(entry, pairs.normal(run.task, prompt), step)
     against = pairs.counterpart(run.task, prompt, way or pairs.NONE)
     if way in (pairs.ADJECTIVE, pairs.NOUNS) and against is None:
         what = "adjective" if way == pairs.ADJECTIVE else "two nouns in their places"
         st.caption(f"This prompt has no {what} to swap.")
     st.session_state.last_pair = against or prompt
-    return against
+    return None if against is None else Side(entry, against)
+
+
+def _one_of(label: str, options: list[int], key: str, index: int) -> int:
+    """A choice that falls back where a model has no such number."""
+    if key in st.session_state and st.session_state[key] not in options:
+        del st.session_state[key]
+    chosen = st.selectbox(label, options, index=index, key=key, bind="query-params")
+    return options[index] if chosen is None else chosen
 
 
 def _change_way() -> None:
     """Free text begins with the pair that was shown."""
-    st.session_state.against = st.session_state.last_pair
+    st.session_state.against = st.session_state.get("last_pair", st.session_state.prompt)
 
 
 def _position(run: Run, tokens: list[str]) -> int:
     labels = [literal(label) for label in style.plain_labels(tokens)]
     default = st.session_state.usual = min(run.task.answer_position, len(tokens) - 1)
     with st.container(height=260 if len(tokens) > 48 else "content", border=False):
-        at = st.pills("Position that looks", range(len(tokens)), default=default, format_func=labels.__getitem__,
+        at = st.pills("Position", range(len(tokens)), default=default, format_func=labels.__getitem__,
                       required=True, key="at", bind="query-params")  # fmt: skip
     return default if at is None else at

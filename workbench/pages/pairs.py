@@ -1,42 +1,66 @@
-"""The other prompt of a minimal pair: the same sentence with one thing changed."""
+"""The other side of a comparison: the same sentence with one thing changed, or the same one read by another model."""
 
 from typing import TYPE_CHECKING
+
+from workbench.byte_pairs import BytePairs
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
     from workbench.tasks.winograd import Winograd
 
 ADJECTIVE, NOUNS, NEXT, TEXT, NONE = "swap adjective", "swap nouns", "next example", "free text", "none"
+SEED, CHECKPOINT = "another seed", "a checkpoint"
+OTHER_MODEL = (SEED, CHECKPOINT)
+LONGEST = 32
+"""Tokens of an example of a task that has no last answer: a text."""
+
+
+def normal(task: "Task", prompt: str) -> str:
+    """The prompt with what makes no difference to its tokens left out: in a text blanks count, between words not."""
+    return prompt if isinstance(task.vocabulary, BytePairs) else " ".join(prompt.split())
 
 
 def examples(task: "Task") -> list[str]:
-    """The held-out sequences up to the position from which the last answer is predicted."""
-    return [task.decode(row[: task.answer_position + 1]) for row in task.held_out]
+    """The held-out sequences up to the position from which the last answer is predicted; of a text the first words.
+
+    Raises: NoCorpus.
+    """
+    end = min(task.answer_position + 1, LONGEST) if isinstance(task.vocabulary, BytePairs) else task.answer_position + 1
+    return [task.decode(row[:end]) for row in task.held_out]
 
 
 def first_prompt(task: "Task") -> str:
-    """What a page opens on: the animal and the street where the task has them, else the first held-out example."""
+    """What a page opens on: the animal and the street where the task has them, else the first held-out example.
+
+    For a text a sentence that is not in it, since the text itself may not be here.
+    """
+    if isinstance(task.vocabulary, BytePairs):
+        return "The king is asleep.\nWho is it that wakes the king?"
     sentence = "the animal did not cross the street because it was too tired , so the"
     known = set(task.vocabulary.words)
     return sentence if _winograd(task) and known.issuperset(sentence.split()) else examples(task)[0]
 
 
-def ways(task: "Task") -> list[str]:
-    """The ways to make a pair in this task; the first is the one a page opens with."""
-    return [ADJECTIVE, NOUNS, TEXT, NONE] if _winograd(task) else [NONE, NEXT, TEXT]
+def ways(task: "Task", seeds: int = 1, checkpoints: int = 0) -> list[str]:
+    """The ways to compare in this task; the first is the one a page opens with.
+
+    Another seed where there are several, a checkpoint where some were kept.
+    """
+    models = [SEED] * (seeds > 1) + [CHECKPOINT] * (checkpoints > 0)
+    return [ADJECTIVE, NOUNS, TEXT, *models, NONE] if _winograd(task) else [NONE, NEXT, TEXT, *models]
 
 
 def counterpart(task: "Task", prompt: str, way: str) -> str | None:
     """The prompt's pair, made in one of `ways`; None where this prompt has nothing to swap, or way is none or text.
 
     An adjective is exchanged for the one of the other role in the same place of the list, so twice is back again.
+    Raises: NoCorpus for the next example of a text that is not here.
     """
-    words = prompt.split()
     if way == NEXT:
-        prompts = examples(task)
-        here = prompts.index(" ".join(words)) if " ".join(words) in prompts else -1
+        prompts, prompt = examples(task), normal(task, prompt)
+        here = prompts.index(prompt) if prompt in prompts else -1
         return prompts[(here + 1) % len(prompts)]
-    winograd = _winograd(task)
+    winograd, words = _winograd(task), prompt.split()
     if winograd is None:
         return None
     if way == ADJECTIVE:

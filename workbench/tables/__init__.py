@@ -2,40 +2,41 @@
 
 from importlib import import_module
 
-from workbench.errors import UnknownName
-from workbench.recipes import Recipe
-from workbench.sweeps import Watch, train_many
-from workbench.tables.table import BUDGETS, Table, scaled
+from workbench.errors import UnknownName, WorkbenchError
+from workbench.tables.engine import BUDGETS, Asked, Order
 
 TABLES = {
+    "ladder": "from embedding and linear to two blocks, one piece at a time: perplexity on Shakespeare",
     "winograd": "who waited, by models of growing ability, on noun pairs never seen in this order",
+    "winograd-pattern": "what the word before the answer attends to, by adjective, block and seed",
+    "winograd-start": "one layer of attention on the same task, by initialisation, learning rate and steps",
     "mechanisms": "how each of many seeds of the two-block models says who waited, told by cuts",
-    "induction_heads": "which previous-token heads feed which induction heads, seed by seed",
+    "induction": "repeats of a random segment: one layer, two layers, and the trap of a fixed period",
+    "induction-heads": "which previous-token heads feed which induction heads, seed by seed",
+    "bigram": "a Markov chain: the weights beside the true matrix",
+    "skip-trigram": "rules source … destination → out: what is learned, and where the factored form forces errors",
+    "parameters": "how many numbers a transformer has: the formula beside real modules",
+    "averages": "the causal mean as a loop, a matrix and a softmax; what it cannot tell apart",
 }
-"""Name → what it shows. Each is a module of this package with MODELS, and `tabulate(command, seeds, budget, runs)`."""
+"""Name → what it shows. Each is a module of this package; workbench.tables.engine says what it has."""
+MOST_SEEDS = 10_000
 
 
-def table_recipes(name: str, seeds: int, budget: str, split_per_seed: bool = False) -> dict[str, list[Recipe]]:
-    """The recipes behind a table, by model. Raises: UnknownName; WorkbenchError for seeds or a budget."""
-    return scaled(_module(name).MODELS, seeds, budget, split_per_seed)
+def order(name: str, seeds: int | None = None, budget: str = "full", split_per_seed: bool = False) -> Order:
+    """A table to be made; by default with the table's own number of seeds, two for the budget "quick".
 
-
-def make_table(
-    name: str, seeds: int, budget: str, *, split_per_seed: bool = False, jobs: int | None = None,
-    watch: Watch | None = None,
-) -> Table:  # fmt: skip
-    """Train what is not trained yet, side by side, and tabulate. The command that makes it is part of the table."""
-    wanted = table_recipes(name, seeds, budget, split_per_seed)
-    runs = iter(train_many([recipe for group in wanted.values() for recipe in group], jobs=jobs, watch=watch))
-    trained = {model: [next(runs) for _ in group] for model, group in wanted.items()}
-    command = f"workbench table {name} --seeds {seeds} --budget {budget}" + " --split-per-seed" * split_per_seed
-    return _module(name).tabulate(command, seeds, budget, trained)
-
-
-def _module(name: str):
+    Raises: UnknownName; WorkbenchError for a seed count or a budget that cannot be.
+    """
     if name not in TABLES:
-        raise UnknownName("table", name, TABLES)
-    return import_module(f"workbench.tables.{name}")
+        raise UnknownName("table", name, [*TABLES, "all"])
+    if budget not in BUDGETS:
+        raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
+    module = import_module(f"workbench.tables.{name.replace('-', '_')}")
+    number: int = seeds if seeds is not None else 2 if budget == "quick" else module.SEEDS
+    if not 1 <= number <= MOST_SEEDS:
+        raise WorkbenchError(f"--seeds {number}: expected 1 to {MOST_SEEDS:,}")
+    asked = Asked(number, budget, module.QUICK, split_per_seed)
+    return Order(name, module, asked, tuple(module.plans(asked)))
 
 
-__all__ = ["BUDGETS", "TABLES", "make_table", "table_recipes"]
+__all__ = ["BUDGETS", "TABLES", "order"]

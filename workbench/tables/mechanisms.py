@@ -13,7 +13,7 @@ softmax's denominator, onto sources that say nothing themselves.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,19 @@ import torch
 
 from workbench.errors import Undefined
 from workbench.evidence import examples
-from workbench.tables.table import Column, Row, Table, percent
-from workbench.training import versions
+from workbench.tables.engine import Asked, Plan, Quick
+from workbench.tables.table import Column, Compared, Row, percent
+from workbench.tasks import load_task
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from circuits.edges import Edge, Reference
     from circuits.examples import Examples
     from circuits.smallest import SmallestCircuit
     from workbench.runs import Run
+
+TITLE = "How each seed says who waited"
+SEEDS = 16
+QUICK = Quick()
 
 ADJECTIVE_FIRST = "adjective first, then the noun it selects"
 FIRST_NOUN = "first noun as default, adjective overrides"
@@ -56,19 +59,6 @@ CHOSEN_KEEP, CHOSEN_LEAVE = 0.97, 0.55
 DRAWS = 3  # other sentences for each, to resample from
 ROLES = ("x", "y", "adjective")
 MODELS = ("winograd-2", "winograd-2-attn")
-NOTES = (
-    "each seed's label is what its cuts say: an edge into the answer's position (all heads of a block together) is "
-    "needed if fewer than a threshold of the held-out sentences are still right without it; {rules}",
-    "a label counts only if both kinds of cut (contribution of another sentence, mean of three draws; knock-out) and "
-    "all thresholds from 65 to 85 % give it, or else the seed is mixed; rule and kinds were chosen after looking at "
-    "sixteen seeds of each model, and of six later ones three were mixed",
-    "circuit: the smallest set of edges into the answer's position that alone keeps 95 % (the others replaced by their "
-    "mean over the task) and without which at most 60 % are left; chosen on training pairs, figures on held-out ones; "
-    "exhaustive up to three edges (smallest), greedy beyond (minimal)",
-    "heads: of each edge, the head whose cut costs most, with its share of the cost of all heads cut one by one",
-    "numbers in edges are positions of words that never change: {words}; * marks the seed of its label and model whose "
-    "circuit is clearest; chance between the two nouns is 50 %",
-)
 Key = tuple[int, str]
 """(block from 0, source): a role, "nouns" for both, "constants" for all words that are the same in every sentence."""
 EVERYWHERE: Key = (-1, "adjective")
@@ -114,91 +104,91 @@ class Mechanism:
         return f"{self.model} seed {self.seed}: {self.label}; {', '.join(map(repr, self.circuit.edges))}"
 
 
-@dataclass(frozen=True, repr=False)
-class Census:
-    mechanisms: tuple[Mechanism, ...]
-
-    def counts(self) -> dict[str, int]:
-        """Label → seeds, the most frequent first."""
-        return dict(Counter(each.label for each in self.mechanisms).most_common())
-
-    def representatives(self) -> dict[str, Mechanism]:
-        """Of each label the seed whose circuit is clearest: kept alone minus cut alone, held out."""
-
-        def clearness(each: Mechanism) -> float:
-            if not each.circuit.kept:
-                return -1.0
-            return each.circuit.kept["contribution"] - each.circuit.cut["contribution"]
-
-        groups: dict[str, list[Mechanism]] = {label: [] for label in self.counts()}
-        for each in self.mechanisms:
-            groups[each.label].append(each)
-        return {label: max(group, key=clearness) for label, group in groups.items()}
-
-    def to_frame(self) -> "DataFrame":
-        """One row a seed: model, seed, label, circuit, accuracies kept alone and cut alone (contribution), heads."""
-        from pandas import DataFrame
-
-        return DataFrame([
-            {
-                "model": each.model, "seed": each.seed, "label": each.label, "accuracy": each.held_out_accuracy,
-                "circuit": ", ".join(map(repr, each.circuit.edges)), "edges": len(each.circuit.edges),
-                "kept_alone": each.circuit.kept.get("contribution"), "cut_alone": each.circuit.cut.get("contribution"),
-                "holds": each.holds, "failed": each.circuit.failed,
-                "heads": ", ".join(f"{part.edge}: {part.head} ({part.share:.0%})" for part in each.parts),
-            }
-            for each in self.mechanisms
-        ])  # fmt: skip
-
-    def __repr__(self) -> str:
-        counts = "; ".join(f"{n} {label}" for label, n in self.counts().items())
-        holding = sum(each.holds for each in self.mechanisms)
-        shown = self.to_frame()[["model", "seed", "label", "edges", "kept_alone", "cut_alone"]]
-        return f"{counts}. {holding} of {len(self.mechanisms)} have a circuit\n{shown.to_string(index=False)}"
+def plans(asked: Asked) -> list[Plan]:
+    """One row a seed."""
+    return [
+        Plan({"model": name, "seed": recipe.seeds.initialisation}, (recipe,), measure)
+        for name in MODELS
+        for recipe in asked.recipes(name)
+    ]
 
 
-def tabulate(command: str, seeds: int, budget: str, runs: dict[str, list["Run"]]) -> Table:
-    """One row a seed, and the counts in the notes."""
-    rows, counts = [], []
-    for model, group in runs.items():
-        made = census(group)
-        chosen = {each.seed for each in made.representatives().values()}
-        rows += [_row(each, run, budget, each.seed in chosen) for each, run in zip(made.mechanisms, group, strict=True)]
-        holding = sum(each.holds for each in made.mechanisms)
-        told = "; ".join(f"{n} {label}" for label, n in made.counts().items())
-        counts.append(f"{model}: {told}; {holding} of {len(group)} seeds have a circuit of at most four edges")
-    rules = "; ".join(f"{label}: {rule}" for label, rule in RULES.items())
-    data = {
-        "table": "mechanisms",
-        "title": "How each seed says who waited",
-        "command": command,
-        "versions": versions(),
-        "notes": [*counts, *(note.format(rules=rules, words=_words(runs)) for note in NOTES)],
-        "rows": rows,
-    }
-    return Table(data, COLUMNS)
+def measure(runs: list["Run"]) -> Row:
+    return _row(mechanism(runs[0]))
 
 
-def _words(runs: dict[str, list["Run"]]) -> str:
+def summary(rows: Sequence[Row]) -> list[str]:
+    """For each model the mechanisms, how often, and the seed whose circuit is clearest."""
+    said = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        group = [row for row in rows if row["model"] == model]
+        clearest = representatives(group)
+        told = "; ".join(
+            f"{n} {label} (clearest: seed {clearest[label]['seed']})"
+            for label, n in Counter(row["mechanism"] for row in group).most_common()
+        )
+        holding = sum(row["holds"] for row in group)
+        said.append(f"{model}: {told}; {holding} of {len(group)} seeds have a circuit of at most four edges")
+    return said
+
+
+def representatives(rows: Sequence[Row]) -> dict[str, Row]:
+    """Of each label the seed whose circuit is clearest: kept alone minus cut alone, held out."""
+
+    def clearness(row: Row) -> float:
+        return row["kept_alone"]["contribution"] - row["cut_alone"]["contribution"] if row["kept_alone"] else -1.0
+
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["mechanism"], []).append(row)
+    return {label: max(group, key=clearness) for label, group in groups.items()}
+
+
+def compared(rows: Sequence[Row]) -> list[Compared]:
+    """Agreement: several mechanisms, as before in three seeds; a small circuit in every seed, as before in ten."""
+    made = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        group = [row for row in rows if row["model"] == model]
+        named = sum(row["mechanism"] != MIXED for row in group)
+        holding = sum(row["holds"] for row in group)
+        kinds = len({row["mechanism"] for row in group} - {MIXED})
+        made += [
+            Compared(f"{model}: mechanisms among the seeds", "at least 2, in 3 seeds", str(kinds), kinds >= 2),
+            Compared(f"{model}: seeds with a label that is stable", "", f"{named} of {len(group)}", None),
+            Compared(f"{model}: seeds with a circuit of ≤ 4 edges", "10 of 10", f"{holding} of {len(group)}",
+                     holding == len(group)),
+        ]  # fmt: skip
+    return made
+
+
+def discussion(rows: Sequence[Row]) -> list[str]:
+    said = [
+        "All these models answer nearly every held-out sentence, and they do not do it in the same way. "
+        "[evidence.md](evidence.md) goes through the mechanisms one by one."
+    ]
+    for row in rows:
+        if not row["holds"]:
+            why = row["failed"] or f"{len(row['circuit'])} edges keep {percent(row['kept_alone']['contribution'])} %"
+            said.append(f"{row['model']} seed {row['seed']} has no circuit of at most four edges: {why}.")
+    return said
+
+
+def words_that_never_change() -> str:
     """Position and word, where all sentences have the same."""
-    task = next(iter(runs.values()))[0].task
+    task = load_task("winograd")
     up_to_answer = task.held_out[:, : task.answer_position + 1]
     same = (up_to_answer == up_to_answer[0]).all(0).nonzero().flatten().tolist()
     return ", ".join(f"{at} {task.str_tokens(up_to_answer[0])[at]}" for at in same)
 
 
-def _row(each: Mechanism, run: "Run", budget: str, representative: bool) -> Row:
+def _row(each: Mechanism) -> Row:
     def accuracies(cut: dict[Key, float]) -> dict[str, float]:
         named = {"both blocks" if block < 0 else f"block {block + 1}": block for block, _ in cut}
         return {f"{name} ← {source}": cut[block, source] for name, block in named.items()
                 for at, source in cut if at == block}  # fmt: skip
 
     return {
-        "model": each.model,
-        "seed": each.seed,
-        "budget": budget,
         "mechanism": each.label,
-        "representative": representative,
         "held_out_accuracy": each.held_out_accuracy,
         "circuit": [repr(edge) for edge in each.circuit.edges],
         "kept_alone": each.circuit.kept,
@@ -210,8 +200,23 @@ def _row(each: Mechanism, run: "Run", budget: str, representative: bool) -> Row:
         "accuracy_without": {
             "contribution": accuracies(each.contribution), "knock-out": accuracies(each.knock_out),
         },
-        "recipe_sha256": run.recipe.experiment,
     }  # fmt: skip
+
+
+NOTES = (
+    "each seed's label is what its cuts say: an edge into the answer's position (all heads of a block together) is "
+    "needed if fewer than a threshold of the held-out sentences are still right without it; "
+    + "; ".join(f"{label}: {rule}" for label, rule in RULES.items()),
+    "a label counts only if both kinds of cut (contribution of another sentence, mean of three draws; knock-out) and "
+    "all thresholds from 65 to 85 % give it, or else the seed is mixed; rule and kinds were chosen after looking at "
+    "sixteen seeds of each model, and of six later ones three were mixed",
+    "circuit: the smallest set of edges into the answer's position that alone keeps 95 % (the others replaced by their "
+    "mean over the task) and without which at most 60 % are left; chosen on training pairs, figures on held-out ones; "
+    "exhaustive up to three edges (smallest), greedy beyond (minimal)",
+    "heads: of each edge, the head whose cut costs most, with its share of the cost of all heads cut one by one",
+    f"numbers in edges are positions of words that never change: {words_that_never_change()}; chance between the two "
+    "nouns is 50 %",
+)
 
 
 def _rate(value: float | None) -> str:
@@ -219,25 +224,20 @@ def _rate(value: float | None) -> str:
 
 
 COLUMNS = (
-    Column("model", lambda row: row["model"], essential=True),
+    Column("model", lambda row: row["model"], essential=True, text=True),
     Column("seed", lambda row: str(row["seed"]), essential=True),
     Column("held-out %", lambda row: percent(row["held_out_accuracy"])),
-    Column("mechanism", lambda row: row["mechanism"] + " *" * row["representative"], essential=True),
+    Column("mechanism", lambda row: row["mechanism"], essential=True, text=True),
     Column("circuit", lambda row: ", ".join(row["circuit"]) or row["failed"], essential=True),
     Column("alone %", lambda row: _rate(row["kept_alone"].get("contribution")), essential=True),
     Column("without %", lambda row: _rate(row["cut_alone"].get("contribution")), essential=True),
     Column("heads", lambda row: ", ".join(f"{p['head']} ({p['share']:.0%})" for p in row["heads"])),
-    Column("budget", lambda row: row["budget"]),
+    Column("budget", lambda row: row["budget"], essential=True, text=True),
 )
 
 
-def census(runs: Iterable["Run"]) -> Census:
-    """The mechanism of each run. Raises: Undefined for tasks without the roles x, y and adjective, or other depths."""
-    return Census(tuple(mechanism(run) for run in runs))
-
-
 def mechanism(run: "Run") -> Mechanism:
-    """One run's: some ten seconds."""
+    """One run's: some ten seconds. Raises: Undefined for a task without the roles x, y, adjective, or another depth."""
     from circuits.edges import reference
     from circuits.smallest import smallest_circuit
 

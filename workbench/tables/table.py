@@ -1,4 +1,4 @@
-"""A table of results as data, and its four faces: JSON, CSV, Markdown, terminal.
+"""A table of results as data, and its faces: JSON, CSV, Markdown, LaTeX, terminal.
 
 The JSON is the table; the others are views of it. Rates lie from 0 to 1 there, and are percentages in the views.
 """
@@ -6,16 +6,16 @@ The JSON is the table; the others are views of it. Rates lie from 0 to 1 there, 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import WorkbenchError
-from workbench.recipes import Recipe, load_recipe
-
 Row = dict[str, Any]
-BUDGETS = {"quick": 0.4, "full": 1.0}
-"""Share of the recipe's steps."""
+NOT_RUN = "not run"
+"""The budget of a row whose models are not trained; it has no figures."""
+EXACT = "exact"
+"""The budget of a row for which nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,31 @@ class Column:
     cell: Callable[[Row], str]
     essential: bool = False
     """Shown on a narrow terminal too."""
+    text: bool = False
+    """Words, not figures: set to the left, and known of a row that was not run too."""
 
 
 @dataclass(frozen=True)
 class Table:
     data: dict[str, Any]
-    """{"table", "command", "versions", "notes", "rows"}."""
+    """{"table", "title", "command", "versions", "notes", "rows"}."""
     columns: tuple[Column, ...]
 
+    def cells(self, columns: Sequence[Column] | None = None) -> list[list[str]]:
+        """The rows as text. A row that was not run says so, and has its label and no figures."""
+
+        def cell(column: Column, row: Row) -> str:
+            try:
+                return column.cell(row)
+            except KeyError:
+                if row["budget"] != NOT_RUN:
+                    raise
+                return ""
+
+        return [[cell(column, row) for column in columns or self.columns] for row in self.data["rows"]]
+
     def json(self) -> str:
-        return json.dumps(self.data, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def csv(self) -> str:
         """One line a row; nested fields as held_out_accuracy.mean, seeds and their values in one cell each."""
@@ -45,39 +60,53 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        head = [column.heading for column in self.columns]
-        rows = [[column.cell(row) for column in self.columns] for row in self.data["rows"]]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-        versions = ", ".join(f"{name} {version}" for name, version in self.data["versions"].items())
         notes = "\n".join(f"- {note}" for note in self.data["notes"])
+        lines = markdown_table([column.heading for column in self.columns], self.cells())
+        return f"# {self.data['title']}\n\n    {self.data['command']}\n\n{lines}\n\n{notes}\n- {self._versions()}\n"
+
+    def tex(self) -> str:
+        """A table for LaTeX with the package booktabs; command, notes and versions as comments."""
+        head = [column.heading for column in self.columns]
+        body = "\n".join(" & ".join(map(_tex, cells)) + r" \\" for cells in self.cells())
+        align = "".join("l" if column.text else "r" for column in self.columns)
+        comments = [self.data["title"], self.data["command"], *self.data["notes"], self._versions()]
         return (
-            f"# {self.data['title']}\n\n    {self.data['command']}\n\n"
-            + "\n".join(lines)
-            + f"\n\n{notes}\n- {versions}\n"
+            "".join(f"% {line}\n" for line in comments)
+            + f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{' & '.join(map(_tex, head))} \\\\\n\\midrule\n"
+            + f"{body}\n\\bottomrule\n\\end{{tabular}}\n"
         )
 
+    def _versions(self) -> str:
+        return ", ".join(f"{name} {version}" for name, version in self.data["versions"].items())
 
-def scaled(models: Iterable[str], seeds: int, budget: str, split_per_seed: bool = False) -> dict[str, list[Recipe]]:
-    """The recipes of shipped models at a budget; a model without training has one seed, since all would be the same.
 
-    Raises: WorkbenchError for a seed count below 1 or an unknown budget.
-    """
-    if seeds < 1:
-        raise WorkbenchError(f"--seeds {seeds}: expected at least 1")
-    if budget not in BUDGETS:
-        raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
-    wanted = {}
-    for name in models:
-        recipe = load_recipe(name)
-        steps = round(recipe.training.steps * BUDGETS[budget])
-        at_budget = recipe if budget == "full" or not steps else recipe.with_steps(steps)
-        numbers = range(seeds if recipe.training.steps else 1)
-        wanted[name] = [at_budget.with_seed(seed, split=split_per_seed) for seed in numbers]
-    return wanted
+@dataclass(frozen=True)
+class Compared:
+    """One of our figures beside the published one."""
+
+    what: str
+    source: str
+    """Empty where the source states none."""
+    ours: str
+    agrees: bool | None
+    """None where there is nothing to agree with."""
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def percent(rate: float) -> str:
     return f"{100 * rate:.1f}"
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def over_seeds(values: Sequence[float]) -> Row:
+    """Every seed's value, and what they have in common."""
+    return {"mean": mean(values), "min": min(values), "max": max(values), "per_seed": list(values)}
 
 
 def _flat(row: Row, prefix: str = "") -> Any:
@@ -86,3 +115,13 @@ def _flat(row: Row, prefix: str = "") -> Any:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, " ".join(str(v) for v in value) if isinstance(value, list) else value
+
+
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$",
+        "×": r"$\times$", "→": r"$\to$", "←": r"$\leftarrow$", "≤": r"$\leq$", "±": r"$\pm$", "√": r"$\surd$",
+        "²": "$^2$", "·": r"$\cdot$"}  # fmt: skip
+_TEX |= {letter: "\\" + letter for letter in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text)

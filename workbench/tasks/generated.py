@@ -74,8 +74,8 @@ class Bigram(Generated):
 
     def details(self, tokens, guesses, log_probs):
         truth = torch.from_numpy(self.transition).float()[tokens[:, list(self.scored)]]
-        kl = (truth * (truth.log() - log_probs)).sum(dim=-1).mean().item()
-        return {}, {"kl_to_truth": kl, "entropy_rate": self.entropy_rate}
+        kl = (truth * (truth.log() - log_probs)).sum(dim=-1).mean(dim=1)
+        return {}, {"kl_to_truth": kl.double().numpy(), "entropy_rate": np.full(len(tokens), self.entropy_rate)}
 
     def truth(self) -> str:
         best = float((self.stationary * self.transition.max(axis=1)).sum())
@@ -136,10 +136,10 @@ class SkipTrigram(Generated):
         return [self.vocabulary.decode(self.rule_of(row)).replace(" ", " … ") for row in tokens.tolist()]
 
     def details(self, tokens, guesses, log_probs):
-        is_latin = torch.tensor([self.rule_of(row) in self.latin for row in tokens.tolist()])
-        right = (guesses[:, 0] == tokens[:, -1]).float()
+        is_latin = np.array([self.rule_of(row) in self.latin for row in tokens.tolist()])
+        right = (guesses[:, 0] == tokens[:, -1]).double().numpy()
         sets = {"factorable": ~is_latin, "latin": is_latin}
-        return {f"{name}_accuracy": right[part].mean().item() for name, part in sets.items() if part.any()}, {}
+        return {f"{name}_accuracy": np.where(part, right, np.nan) for name, part in sets.items()}, {}
 
     def truth(self) -> str:
         n = len(self.rules) - len(self.latin)
@@ -183,18 +183,36 @@ class Induction(Generated):
     """Shortest period; the longest is `longest`."""
     longest: int
     length: int
+    shuffled: bool = False
+    """Every position's tokens are dealt out anew among the sequences: nothing foretells the next one, the control."""
 
     def draw(self, rng, size):
         # no token twice in a segment: else the follower is ambiguous and no model can reach 100 %
         segments = rng.random((size, len(self.vocabulary))).argsort(axis=1)[:, : self.longest]
         periods = rng.integers(self.shortest, self.longest + 1, size=size)
-        return np.take_along_axis(segments, np.arange(self.length)[None] % periods[:, None], axis=1)
+        tokens = np.take_along_axis(segments, np.arange(self.length)[None] % periods[:, None], axis=1)
+        return rng.permuted(tokens, axis=0) if self.shuffled else tokens
 
     def clusters(self, tokens):
-        first_repeat = (tokens[:, 1:] == tokens[:, :1]).float().argmax(dim=1) + 1
-        return [f"period {period}" for period in first_repeat.tolist()]
+        if self.shuffled:
+            return [f"sequence {i}" for i in range(len(tokens))]
+        return [f"period {period}" for period in _periods(tokens).tolist()]
+
+    def order_blind_losses(self, tokens: Int[Tensor, "example position"]) -> Float[Tensor, "example destination"]:
+        """The loss of every next token, nats, for one who knows the period and which tokens came, but not their order.
+
+        log of how many can still come: those not yet seen while the segment is new, then those left of this turn. No
+        bag of words does better once the segment has begun again.
+        """
+        at, period = torch.arange(1, tokens.shape[1]), _periods(tokens)[:, None]
+        left = torch.where(at < period, len(self.vocabulary) - at, period - at % period)
+        if self.shuffled:
+            left = torch.full_like(left, len(self.vocabulary))
+        return left.float().log()
 
     def truth(self) -> str:
+        if self.shuffled:
+            return "none: every position's tokens are dealt out anew among the sequences"
         period = (
             f"of {self.longest}" if self.shortest == self.longest else f"drawn from {self.shortest} to {self.longest}"
         )
@@ -208,6 +226,7 @@ def read_induction(name: str, about: str, raw: Fields, seed: int) -> Induction:
     n_vocab, length = raw.whole("tokens", 2, 5_000), raw.whole("length", 3, 5_000)
     shortest, longest = raw.whole("shortest_period", 2), raw.whole("longest_period", 2)
     n_train, n_held_out = raw.whole("train", 1), raw.whole("held_out", 1)
+    shuffled = "labels" in raw.raw and raw.choice("labels", ("shuffled",)) == "shuffled"
     raw.done()
     if not shortest <= longest <= min(n_vocab, length - 2):
         raise BadRecipe(
@@ -218,7 +237,13 @@ def read_induction(name: str, about: str, raw: Fields, seed: int) -> Induction:
         Induction, seed, n_train, n_held_out, name=name, about=about, roles={}, chance=1 / n_vocab,
         vocabulary=Vocabulary(tuple(f"t{i}" for i in range(n_vocab))),
         scored=tuple(range(longest, length - 1)), shortest=shortest, longest=longest, length=length,
+        shuffled=shuffled,
     )  # fmt: skip
+
+
+def _periods(tokens: Int[Tensor, "example position"]) -> Int[Tensor, "example"]:
+    """Where the first token comes again."""
+    return (tokens[:, 1:] == tokens[:, :1]).float().argmax(dim=1) + 1
 
 
 def _sample(kind: type[Generated], seed: int, n_train: int, n_held_out: int, **fields: Any) -> Any:

@@ -13,7 +13,7 @@ from workbench.errors import BadRecipe, UnknownName
 if TYPE_CHECKING:
     from workbench.tasks.task import Task
 
-KINDS = ("winograd", "bigram", "skip-trigram", "induction")
+KINDS = ("winograd", "bigram", "skip-trigram", "induction", "text")
 
 
 def task_names() -> list[str]:
@@ -58,10 +58,12 @@ def _file(name_or_path: str | Path) -> Path:
 def _load(path: Path, _modified: int, split_seed: int) -> "Task":
     from workbench.tasks.fields import Fields
     from workbench.tasks.generated import read_bigram, read_induction, read_skip_trigram
+    from workbench.tasks.text import read_text
     from workbench.tasks.winograd import read_winograd
 
     raw = _read(path)
-    readers = dict(zip(KINDS, (read_winograd, read_bigram, read_skip_trigram, read_induction), strict=True))
+    by_kind = (read_winograd, read_bigram, read_skip_trigram, read_induction, read_text)
+    readers = dict(zip(KINDS, by_kind, strict=True))
     return readers[raw.pop("kind")](path.stem, raw.pop("about"), Fields(raw, str(path.name)), split_seed)
 
 

@@ -7,6 +7,7 @@ treats the sentences as independent would be too narrow.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,23 +21,53 @@ from workbench.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a set of sequences was predicted."""
+    """How well a set of sequences was predicted, example by example."""
 
     right: Float[np.ndarray, "example"]
     """Share of the scored positions of each example whose most likely next token is the answer, 0 to 1."""
+    losses: Float[np.ndarray, "example"]
+    """Mean cross-entropy at the scored positions of each example, in nats."""
     clusters: list[str]
     """The cluster of each example; errors within one are not independent."""
-    loss: float
-    """Mean cross-entropy at the scored positions, in nats."""
-    rates: dict[str, float] = field(default_factory=dict)
-    """Shares of the predictions, 0 to 1, by kind, such as wrong_noun."""
-    measures: dict[str, float] = field(default_factory=dict)
-    """Other figures, in nats."""
+    kinds: dict[str, Float[np.ndarray, "example"]] = field(default_factory=dict)
+    """Share of each example's predictions that are of a kind, such as wrong_noun; NaN where the kind cannot occur."""
+    measured: dict[str, Float[np.ndarray, "example"]] = field(default_factory=dict)
+    """Other figures of each example, in nats."""
+
+    @classmethod
+    def join(cls, parts: "Sequence[Scores]", clusters: list[str]) -> "Scores":
+        """One set of scores from those of its parts."""
+
+        def joined(of: Callable[[Scores], Float[np.ndarray, "part_example"]]) -> Float[np.ndarray, "example"]:
+            return np.concatenate([of(part) for part in parts])
+
+        return cls(
+            joined(lambda part: part.right),
+            joined(lambda part: part.losses),
+            clusters,
+            {name: joined(lambda part, name=name: part.kinds[name]) for name in parts[0].kinds},
+            {name: joined(lambda part, name=name: part.measured[name]) for name in parts[0].measured},
+        )
 
     @property
     def accuracy(self) -> float:
         """Mean over examples, 0 to 1."""
         return float(self.right.mean())
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy at the scored positions, in nats."""
+        return float(self.losses.mean())
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Shares of the predictions, 0 to 1, by kind; without kinds that could not occur."""
+        return {name: float(np.nanmean(share)) for name, share in self.kinds.items() if not np.isnan(share).all()}
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Other figures, means over examples."""
+        return {name: float(values.mean()) for name, values in self.measured.items()}
 
     def by_cluster(self) -> dict[str, tuple[int, float]]:
         """Cluster → (examples, accuracy), in order of appearance."""
@@ -106,10 +137,10 @@ class Task(ABC):
         logits, answers = logits[:, at].float(), tokens[:, [p + 1 for p in at]]
         log_probs = logits.log_softmax(dim=-1)
         guesses = logits.argmax(dim=-1)
-        loss = -log_probs.gather(2, answers[..., None]).mean().item()
-        rates, measures = self.details(tokens, guesses, log_probs)
+        losses = -log_probs.gather(2, answers[..., None])[..., 0].mean(dim=1)
         right = (guesses == answers).double().mean(dim=1).numpy()
-        return Scores(right, self.clusters(tokens), loss, rates, measures)
+        kinds, measured = self.details(tokens, guesses, log_probs)
+        return Scores(right, losses.double().numpy(), self.clusters(tokens), kinds, measured)
 
     @abstractmethod
     def clusters(self, tokens: Int[Tensor, "example position"]) -> list[str]:
@@ -120,8 +151,8 @@ class Task(ABC):
         tokens: Int[Tensor, "example position"],
         guesses: Int[Tensor, "example scored"],
         log_probs: Float[Tensor, "example scored d_vocab"],
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """The task's own rates and measures."""
+    ) -> tuple[dict[str, Float[np.ndarray, "example"]], dict[str, Float[np.ndarray, "example"]]]:
+        """The task's own kinds of prediction and measures, as `Scores` has them."""
         return {}, {}
 
     @abstractmethod

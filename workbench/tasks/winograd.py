@@ -43,7 +43,7 @@ class Winograd(Task):
         answers, guesses = tokens[:, self.answer_position + 1], guesses[:, 0]
         wrong_noun = guesses == self.foils(tokens)
         other_word = ~(wrong_noun | (guesses == answers))
-        return {"wrong_noun": wrong_noun.double().mean().item(), "other_word": other_word.double().mean().item()}, {}
+        return {"wrong_noun": wrong_noun.double().numpy(), "other_word": other_word.double().numpy()}, {}
 
     def truth(self) -> str:
         of = {role: [a for a, r in self.answer_of.items() if r == role] for role in ("x", "y")}

@@ -1,0 +1,211 @@
+"""The ladder: from embedding and linear to two blocks, each rung one piece more, on Shakespeare held out.
+
+What each rung adds is what it costs in parameters: the averages have neither value nor output matrix, a single head has
+no output matrix, queries, keys and values have no biases.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from workbench.recipes import load_recipe
+from workbench.runs import Run, build_model
+from workbench.statistics import Z_95
+from workbench.tables.engine import Asked, Plan, Quick
+from workbench.tables.table import Column, Compared, Row, mean
+
+TITLE = "The ladder: Shakespeare, held out"
+SEEDS = 1
+QUICK = Quick(steps=0.06, batch=0.25)
+RUNGS = {
+    "shakespeare-0": "embedding and linear",
+    "shakespeare-average": "uniform average in place of the token",
+    "shakespeare-average-positions": "+ learned positions",
+    "shakespeare-average-added": "average added to the token",
+    "shakespeare-head-replacing": "one head in place of the token",
+    "shakespeare-head": "one head added",
+    "shakespeare-4-heads": "four heads, with an output matrix",
+    "shakespeare-mlp": "+ feed-forward layer",
+    "shakespeare-1": "+ LayerNorm: one block",
+    "shakespeare-2": "two blocks",
+}
+NOTES = (
+    "perplexity of the next token, exp(mean loss), on the last tenth of the text in 359 windows of 128 tokens, all of "
+    "them scored; training perplexity on the first nine tenths, in the same way",
+    "95 %: exp(mean loss ± 1.96 standard errors); the error is that of the text (blocks of eight windows go together) "
+    "and, with several seeds, of the seeds; with one seed it says nothing about other seeds",
+    "added: parameters beyond those of the rung that it grows from",
+    "tokens: byte pairs, 1,024 of them, trained on the whole text, held-out part included, as the source's were",
+)
+GROWS_FROM = {
+    "shakespeare-average": "shakespeare-0",
+    "shakespeare-average-positions": "shakespeare-average",
+    "shakespeare-average-added": "shakespeare-average-positions",
+    "shakespeare-head-replacing": "shakespeare-average-positions",
+    "shakespeare-head": "shakespeare-average-added",
+    "shakespeare-4-heads": "shakespeare-head",
+    "shakespeare-mlp": "shakespeare-4-heads",
+    "shakespeare-1": "shakespeare-mlp",
+    "shakespeare-2": "shakespeare-1",
+}
+SOURCE = {"shakespeare-0": 59.71, "shakespeare-average-added": 60.45, "shakespeare-1": 38.07, "shakespeare-2": 40.57}
+SOURCE_TRAINING = {"shakespeare-1": 18.77, "shakespeare-2": 14.49}
+"""Published perplexities, in "attention derived from the average"."""
+TOLERANCE = 0.04
+BETTER_BY = (
+    ("positions, to the average", "shakespeare-average", "shakespeare-average-positions", 2.14),
+    ("learned weights, over the average", "shakespeare-average-added", "shakespeare-head", 14),
+    ("adding, over replacing, one head", "shakespeare-head-replacing", "shakespeare-head", 9),
+    ("four heads, over one", "shakespeare-head", "shakespeare-4-heads", 3),
+    ("LayerNorm", "shakespeare-mlp", "shakespeare-1", 1.8),
+)
+"""What the source says in words: by how much the second is better than the first."""
+TIMES_WORSE = 4
+ADDED = {"shakespeare-4-heads": 16_512, "shakespeare-1": 768}
+
+
+def plans(asked: Asked) -> list[Plan]:
+    return [
+        Plan({"model": name, "rung": rung}, asked.recipes(name), measure, (GROWS_FROM.get(name),))
+        for name, rung in RUNGS.items()
+    ]
+
+
+def measure(runs: list[Run], grows_from: str | None) -> Row:
+    """One rung, all seeds."""
+    held_out, train = ([run.results[part] for run in runs] for part in ("held_out", "train"))
+    losses, training = [scores["loss"] for scores in held_out], runs[0].recipe.training
+    error = mean([scores["measures"]["loss_standard_error"] for scores in held_out])
+    if len(losses) > 1:
+        error = math.hypot(error, float(np.std(losses, ddof=1)) / math.sqrt(len(losses)))
+    row = {
+        "about": runs[0].recipe.about,
+        "held_out_perplexity": {
+            "mean": math.exp(mean(losses)),
+            "interval": [math.exp(mean(losses) + sign * Z_95 * error) for sign in (-1, 1)],
+            "per_seed": [math.exp(loss) for loss in losses],
+        },
+        "train_perplexity": math.exp(mean([scores["loss"] for scores in train])),
+        "parameters_added": None,
+        "tokens_seen": training.steps * training.batch * runs[0].task.n_ctx,
+    }
+    if grows_from is not None:
+        before = build_model(load_recipe(grows_from), runs[0].task).n_parameters
+        row["parameters_added"] = runs[0].results["parameters"] - before
+    return row
+
+
+def compared(rows: Sequence[Row]) -> list[Compared]:
+    """Agreement: a perplexity within 4 %; a difference within 4 % of the larger perplexity; parameters exactly."""
+    by = {row["model"]: row for row in rows}
+    made = []
+
+    def add(what: str, source: float, ours: float, slack: float) -> None:
+        made.append(Compared(what, f"{source:g}", f"{ours:.2f}", abs(ours - source) <= slack))
+
+    for name, rung in RUNGS.items():
+        if name not in by:
+            continue
+        ours = by[name]["held_out_perplexity"]["mean"]
+        if name in SOURCE:
+            add(rung, SOURCE[name], ours, TOLERANCE * SOURCE[name])
+        else:
+            made.append(Compared(rung, "", f"{ours:.2f}", None))
+        if name in SOURCE_TRAINING:
+            trained = by[name]["train_perplexity"]
+            add(f"{rung}, training", SOURCE_TRAINING[name], trained, TOLERANCE * SOURCE_TRAINING[name])
+        if name in ADDED:
+            count = by[name]["parameters_added"]
+            made.append(Compared(f"{rung}, parameters added", f"{ADDED[name]:,}", f"{count:,}", count == ADDED[name]))
+    if {"shakespeare-0", "shakespeare-average"} <= by.keys():
+        times = perplexity(by, "shakespeare-average") / perplexity(by, "shakespeare-0")
+        what = "average in place of the token, times worse"
+        made.append(Compared(what, f"about {TIMES_WORSE}", f"{times:.1f}", round(times) == TIMES_WORSE))
+    for what, first, second, source in BETTER_BY:
+        if {first, second} <= by.keys():
+            worse, better = perplexity(by, first), perplexity(by, second)
+            add(f"{what}: better by", source, worse - better, TOLERANCE * max(worse, better))
+    return made
+
+
+def discussion(rows: Sequence[Row]) -> list[str]:
+    by = {row["model"]: row for row in rows}
+    said = []
+    order = (
+        "shakespeare-average", "shakespeare-average-positions", "shakespeare-head-replacing", "shakespeare-head",
+        "shakespeare-4-heads", "shakespeare-mlp", "shakespeare-1",
+    )  # fmt: skip
+    known = [name for name in order if name in by]
+    falls = [perplexity(by, a) > perplexity(by, b) for a, b in itertools.pairwise(known)]
+    if len(known) > 2:
+        said.append(
+            f"**Every piece pays.** From {perplexity(by, known[0]):.1f} to {perplexity(by, known[-1]):.1f}, each rung "
+            "from the average to one block is better than the one before."
+            if all(falls)
+            else "**Not every piece pays** at this budget: "
+            + ", ".join(
+                f"{RUNGS[b]} is no better than {RUNGS[a]}"
+                for a, b, better in zip(known, known[1:], falls, strict=False)
+                if not better
+            )
+            + "."
+        )
+    if {"shakespeare-0", "shakespeare-average-added"} <= by.keys():
+        before, after = perplexity(by, "shakespeare-0"), perplexity(by, "shakespeare-average-added")
+        word = "buys nothing" if after >= before else f"is worth {before - after:.2f}"
+        said.append(
+            f"**The average added to the token {word}**: {after:.2f} against {before:.2f} without any context. Which "
+            "tokens came before, in no order and with equal weight, says little about the next one that the current "
+            "token does not say."
+        )
+    for name in [name for name in SOURCE if name in by]:
+        ours, source, seeds = perplexity(by, name), SOURCE[name], by[name]["held_out_perplexity"]["per_seed"]
+        if abs(ours - source) > TOLERANCE * source:
+            side = "below" if ours < source else "above"
+            spread = f"{min(seeds):.2f} to {max(seeds):.2f} by seed" if len(seeds) > 1 else "from one seed"
+            said.append(
+                f"**{RUNGS[name].capitalize()}: {abs(ours / source - 1):.1%} {side} the source**, {ours:.2f} "
+                f"({spread}) where it has {source:.2f}. What the source did beyond what it states is not known."
+            )
+    if {"shakespeare-1", "shakespeare-2"} <= by.keys():
+        one, two = by["shakespeare-1"], by["shakespeare-2"]
+        trains = two["train_perplexity"] < one["train_perplexity"]
+        generalises = perplexity(by, "shakespeare-2") < perplexity(by, "shakespeare-1")
+        figures = (
+            f"{two['train_perplexity']:.2f} against {one['train_perplexity']:.2f} on the training part, "
+            f"{perplexity(by, 'shakespeare-2'):.2f} against {perplexity(by, 'shakespeare-1'):.2f} held out"
+        )
+        if trains and not generalises:
+            said.append(
+                f"**Two blocks fit better and predict worse**, as in the source: {figures}. Training sees "
+                f"{two['tokens_seen'] / 1e6:.1f} million tokens of a text that has not half a million."
+            )
+        else:
+            said.append(f"**Two blocks beside one**: {figures}; the source has them better, then worse.")
+    return said
+
+
+def perplexity(by: dict[str, Row], model: str) -> float:
+    return by[model]["held_out_perplexity"]["mean"]
+
+
+def _interval(row: Row) -> str:
+    low, high = row["held_out_perplexity"]["interval"]
+    return f"{low:.2f}–{high:.2f}"
+
+
+COLUMNS = (
+    Column("model", lambda row: row["model"], essential=True, text=True),
+    Column("rung", lambda row: row["rung"], essential=True, text=True),
+    Column("held-out", lambda row: f"{row['held_out_perplexity']['mean']:.2f}", essential=True),
+    Column("95 %", _interval, essential=True),
+    Column("each seed", lambda row: " ".join(f"{p:.2f}" for p in row["held_out_perplexity"]["per_seed"]), text=True),
+    Column("training", lambda row: f"{row['train_perplexity']:.2f}", essential=True),
+    Column("parameters", lambda row: f"{row['parameters']:,}"),
+    Column("added", lambda row: "" if row["parameters_added"] is None else f"{row['parameters_added']:+,}"),
+    Column("steps", lambda row: f"{row['steps']:,}"),
+    Column("seconds", lambda row: f"{row['seconds']:.0f}"),
+    Column("budget", lambda row: row["budget"], essential=True, text=True),
+)
