@@ -160,7 +160,7 @@ def basis(model: Any) -> Basis:
 def check_surface(model: Any) -> None:
     """Raises: NoSurface for what is no model with TransformerLens' surface."""
     for name in ("cfg", "W_E", "W_Q"):
-        if not hasattr(model, name):
+        if not (hasattr(type(model), name) or hasattr(model, name)):  # a property is not called: it stacks all layers
             raise NoSurface(f"{type(model).__name__} has no {name}; {EXPECTED}")
 
 

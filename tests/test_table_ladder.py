@@ -8,6 +8,7 @@ import pytest
 
 from workbench.errors import NoCorpus
 from workbench.recipes import load_recipe
+from workbench.sweeps import train_many
 from workbench.tables import ladder, order
 from workbench.tables.engine import Quick
 from workbench.tables.table import Table
@@ -29,16 +30,15 @@ ADDED = {
 
 def test_every_rung_adds_what_it_should_and_says_its_perplexity(made_up_text, monkeypatch):
     monkeypatch.setattr(ladder, "QUICK", Quick(steps=0.001, batch=0.03))
-    made = order("ladder", 2, "quick").make(jobs=2)
+    made = order("ladder", 1, "quick").make(jobs=1)  # in this process, where the text is made up
     rows = {row["model"]: row for row in made.data["rows"]}
     assert list(rows) == list(ladder.RUNGS)
     assert rows["shakespeare-0"]["parameters"] == 2 * 1024 * 128 and rows["shakespeare-0"]["parameters_added"] is None
     assert {name: rows[name]["parameters_added"] for name in ADDED} == ADDED
     for row in rows.values():
         perplexity = row["held_out_perplexity"]
-        assert row["budget"] == "quick" and row["steps"] == 3 and row["seeds"] == [0, 1]
-        first, second = perplexity["per_seed"]
-        assert perplexity["mean"] == pytest.approx(math.sqrt(first * second))  # exp of the mean loss
+        assert row["budget"] == "quick" and row["steps"] == 3 and row["seeds"] == [0]
+        assert perplexity["per_seed"] == [pytest.approx(perplexity["mean"])]
         low, high = perplexity["interval"]
         assert low < perplexity["mean"] < high
         assert row["tokens_seen"] == 3 * 2 * 128
@@ -46,6 +46,18 @@ def test_every_rung_adds_what_it_should_and_says_its_perplexity(made_up_text, mo
         assert all(name in face for name in ladder.RUNGS)
     assert len(ladder.compared(made.data["rows"])) == 10 + 4 + 6
     assert ladder.discussion(made.data["rows"])
+
+
+def test_several_seeds_give_the_mean_loss_and_the_errors_of_text_and_seeds(made_up_text, monkeypatch):
+    monkeypatch.setattr(ladder, "QUICK", Quick(steps=0.001, batch=0.03))
+    runs = train_many(order("ladder", 2, "quick").plans[0].recipes, jobs=1)
+    perplexity = ladder.measure(runs, None)["held_out_perplexity"]
+    first, second = perplexity["per_seed"]
+    assert perplexity["mean"] == pytest.approx(math.sqrt(first * second))  # exp of the mean loss
+    text = sum(run.results["held_out"]["measures"]["loss_standard_error"] for run in runs) / 2
+    seeds = abs(math.log(first / second)) / 2  # s.d. of two losses over √2
+    half = 1.959964 * math.sqrt(text**2 + seeds**2)
+    assert perplexity["interval"] == pytest.approx([perplexity["mean"] * math.exp(s * half) for s in (-1, 1)])
 
 
 def test_without_the_text_it_says_how_to_get_it(monkeypatch, tmp_path):
