@@ -14,9 +14,8 @@ import torch
 from workbench.recipes import load_recipe
 from workbench.runs import Run, load
 from workbench.tables import order
-from workbench.tables.bigram import COLUMNS, LIKELY, compared, deviation, discussion, measure
+from workbench.tables.bigram import LIKELY, compared, deviation, discussion, measure
 from workbench.tables.engine import Quick
-from workbench.tables.table import Table
 from workbench.tasks import load_task
 from workbench.tasks.generated import Bigram
 
@@ -133,7 +132,3 @@ def test_the_committed_table_is_of_todays_recipe_and_reaches_the_figures(committ
     assert row["argmax"]["mean"] >= 0.95 and row["deviation"]["max"] <= 0.05
     assert all(comparison.agrees for comparison in compared([row]))
     assert discussion([row])[0].startswith("**The weights are the table.**")
-
-
-def test_the_committed_markdown_is_the_committed_json(committed):
-    assert COMMITTED.with_suffix(".md").read_text() == Table(committed, COLUMNS).markdown()

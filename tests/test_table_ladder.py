@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import NoCorpus
-from workbench.recipes import load_recipe
 from workbench.sweeps import train_many
 from workbench.tables import ladder, order
 from workbench.tables.engine import Quick
-from workbench.tables.table import Table
 from workbench.tasks import load
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -91,13 +89,6 @@ def test_what_agrees_is_within_four_percent():
 @pytest.fixture(scope="module")
 def committed():
     return json.loads((RESULTS / "ladder.json").read_text())
-
-
-def test_the_committed_ladder_is_of_the_recipes_as_they_are_and_its_faces_agree(committed):
-    assert [row["model"] for row in committed["rows"]] == list(ladder.RUNGS)
-    for row in committed["rows"]:
-        assert row["recipe_sha256"] == load_recipe(row["model"]).experiment and row["budget"] == "full"
-    assert (RESULTS / "ladder.md").read_text() == Table(committed, ladder.COLUMNS).markdown()
 
 
 def test_the_committed_ladder_meets_the_published_figures(committed):
