@@ -10,10 +10,26 @@ from workbench.pages import frame
 ICON = (
     """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 3 3"><path fill="#6366f1" d="M0 0h1v1h1v1h1v1H0z"/></svg>"""
 )
-PAGES = Path(workbench.__file__).parent / "pages"
+PAGES = {
+    "Attention": "attention.py",
+    "Two hops": "two_hops.py",
+    "Heads": "heads.py",
+    "Tables": "tables.py",
+    "Training": "training.py",
+    "Circuits": "circuits.py",
+    "Step by step": "step_by_step.py",
+    "Lens": "lens.py",
+}
+READ_NO_PROMPT = ("Heads", "Tables", "Circuits")
 
 st.set_page_config(page_title="Circuit workbench", page_icon=ICON, layout="wide")
-page = st.navigation([st.Page(PAGES / "attention.py", title="Attention", default=True)])
+folder = Path(workbench.__file__).parent / "pages"
+pages = [
+    st.Page(folder / file, title=title, url_path=title.lower().replace(" ", "-"), default=title == "Attention")
+    for title, file in PAGES.items()
+    if (folder / file).exists()
+]
+page = st.navigation(pages)
 frame.begin(page.title)
-st.session_state.view = frame.choose()
-page.run()
+st.session_state.view = frame.choose(page.title not in READ_NO_PROMPT)
+frame.run_page(page.run, page.title)

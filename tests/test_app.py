@@ -13,7 +13,7 @@ from circuits import attention_maps, head_scores
 from circuits.attention import contribution_maps, head_effects, moved_maps
 from workbench.content import content
 from workbench.figures import attention_figure, attention_rows, figure_html, style
-from workbench.pages import cache, errors, export, pairs
+from workbench.pages import cache, errors, export, pairs, show
 from workbench.pages.cache import Entry, Side
 from workbench.recipes import load_recipe
 from workbench.tasks import load
@@ -203,11 +203,11 @@ def test_downloads_hold_every_number_and_need_no_network():
     run = wb.load("winograd-2")
     tokens = run.encode(SENTENCE)
     maps, strings = attention_maps(run.model, tokens), run.str_tokens(tokens)
-    lines = export.numbers_csv([(maps, strings)]).splitlines()
+    lines = show.as_csv(export.records([(maps, strings)])).splitlines()
     assert len(lines) == 1 + 2 * 5 * 120  # a header; two blocks of four heads and their mean; the lower triangle
     assert float(lines[-1].rpartition(",")[2]) == pytest.approx(maps.patterns[1, 3, 14, 14].item())
     entry = Entry("winograd-2", 0, "winograd", "winograd", "", "held-out 100.0 %", True, run.key, ())
-    data = json.loads(export.numbers_json([Side(entry, SENTENCE)], run.task.vocabulary.words, [(maps, strings)]))
+    data = export.arrays([Side(entry, SENTENCE)], run.task.vocabulary.words, [(maps, strings)])
     assert data["prompts"][0]["tokens"] == strings
     assert data["prompts"][0]["patterns"][1][3][14] == maps.patterns[1, 3, 14].tolist()
     page = figure_html(attention_figure(maps, strings), "title")
@@ -446,7 +446,7 @@ def test_a_text_that_is_not_here_is_said_in_one_line(text_run, monkeypatch, tmp_
     monkeypatch.delenv("WORKBENCH_SHAKESPEARE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     load._load.cache_clear()
-    cache._loaded.clear()
+    cache.run_of.clear()
     missing = "the text of shakespeare is not here; run: workbench data fetch shakespeare"
     app = opened(model="plays", wrong="true", pair=pairs.NEXT, rank="effect here")
     assert [e.value.startswith(missing) or e.value.startswith(f"B: {missing}") for e in app.error] == [True, True]

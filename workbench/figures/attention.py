@@ -156,11 +156,8 @@ def _draw(
     height = TOP + pitch * len(rows)
     width = (1 - SPACE * (n_columns - 1)) / n_columns
     data, shapes, titles = [], [], []
-    layout: dict[str, Any] = {
-        "template": "none", "height": height, "margin": {"l": longest + 8, "r": 8, "t": 0, "b": 0}, "showlegend": False,
-        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "dragmode": False, "hovermode": "closest",
-        "hoverlabel": {"font": {"family": style.MONOSPACE, "size": 13}}, "shapes": shapes, "annotations": titles,
-    }  # fmt: skip
+    margin = {"l": longest + 8, "r": 8, "t": 0, "b": 0}
+    layout = style.layout(height, margin=margin, shapes=shapes, annotations=titles)
     for difference in (False, True):
         shown = [panel for panel in panels if panel.difference == difference]
         if shown or not difference:

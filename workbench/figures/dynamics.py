@@ -58,13 +58,9 @@ def dynamics_figure(
     height = TOP + pitch * len(shown) + BOTTOM
     plot = height - TOP - BOTTOM
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {
-        "template": "none", "height": height, "margin": {"l": LEFT, "r": 12, "t": TOP, "b": BOTTOM},
-        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "hovermode": "closest", "dragmode": False,
-        "hoverlabel": {"font": {"family": style.MONOSPACE, "size": 13}}, "font": {"size": 13},
-        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "font": {"size": 13}},
-        "shapes": [], "annotations": [],
-    }  # fmt: skip
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "font": {"size": 13}}
+    margin = {"l": LEFT, "r": 12, "t": TOP, "b": BOTTOM}
+    layout = style.layout(height, margin=margin, showlegend=True, legend=legend, shapes=[], annotations=[])
     models = list(dict.fromkeys(run.model for run in runs))
     last = max(int(run.steps[-1]) for run in runs)
     for i, panel in enumerate(shown):

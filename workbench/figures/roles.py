@@ -68,13 +68,10 @@ def roles_figure(attention: RoleAttention, head: Head | None = None, layers: Seq
 
 
 def _layout(n_roles: int) -> dict[str, Any]:
-    return {
-        "template": "none", "height": TOP + CELL * n_roles + BOTTOM, "showlegend": False, "annotations": [],
-        "margin": {"l": LEFT, "r": 8, "t": TOP, "b": BOTTOM}, "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)", "dragmode": False,
-        "hoverlabel": {"font": {"family": style.MONOSPACE, "size": 13}},
-        "coloraxis": {"colorscale": style.ATTENTION, "cmin": 0, "cmax": 1, "showscale": False},
-    }  # fmt: skip
+    return style.layout(
+        TOP + CELL * n_roles + BOTTOM, annotations=[], margin={"l": LEFT, "r": 8, "t": TOP, "b": BOTTOM},
+        coloraxis={"colorscale": style.ATTENTION, "cmin": 0, "cmax": 1, "showscale": False},
+    )  # fmt: skip
 
 
 def _coloured(role: str) -> str:

@@ -6,6 +6,7 @@ like the page itself. Text has no colour of its own: it takes the page's.
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -116,8 +117,16 @@ def shade(value: float, measure: str, top: float) -> str:
     return rgba(INDIGO if measure != "logit" else BROWN if value > 0 else TEAL, strength)
 
 
+def layout(height: int, **more: Any) -> dict[str, Any]:
+    """What every figure begins with: the page's own paper, no template, nothing that can be dragged by mistake."""
+    return {
+        "template": "none", "height": height, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "showlegend": False,
+        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "dragmode": False, "hovermode": "closest",
+        "hoverlabel": {"font": {"family": MONOSPACE, "size": 13}}, "font": {"size": 13},
+    } | more  # fmt: skip
+
+
 def empty_figure(height: int = 320) -> go.Figure:
     """Nothing, on the page's own paper."""
-    clear = "rgba(0,0,0,0)"
-    figure = go.Figure(layout={"template": "none", "height": height, "paper_bgcolor": clear, "plot_bgcolor": clear})
+    figure = go.Figure(layout=layout(height))
     return figure.update_xaxes(visible=False).update_yaxes(visible=False)

@@ -54,16 +54,14 @@ def thumbnails_figure(
     pitch = SIDE + NAME + (0 if scores is None else NULL)
     corners = {head: (i % columns, (i // columns) * pitch) for i, head in enumerate(heads)}
     involved = involvement(maps, at, direction)
-    layout: dict[str, Any] = {
-        "template": "none", "height": round(WIDTH / room * lines * pitch) or 1, "showlegend": False,
-        "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-        "dragmode": False, "hovermode": "closest", "hoverlabel": {"font": {"family": style.MONOSPACE, "size": 13}},
-        "xaxis": {"visible": False, "fixedrange": True, "range": [-0.03, room], "constrain": "domain",
-                  "constraintoward": "left"},
-        "yaxis": {"visible": False, "fixedrange": True, "range": [lines * pitch, -0.04], "scaleanchor": "x",
-                  "constrain": "domain", "constraintoward": "top"},
-        "shapes": _frames(corners, scores, chosen),
-    }  # fmt: skip
+    layout = style.layout(
+        round(WIDTH / room * lines * pitch) or 1,
+        xaxis={"visible": False, "fixedrange": True, "range": [-0.03, room], "constrain": "domain",
+               "constraintoward": "left"},
+        yaxis={"visible": False, "fixedrange": True, "range": [lines * pitch, -0.04], "scaleanchor": "x",
+               "constrain": "domain", "constraintoward": "top"},
+        shapes=_frames(corners, scores, chosen),
+    )  # fmt: skip
     if heads:
         picture = _picture(maps, heads, columns, pitch, involved.numpy())
         layout["images"] = [{

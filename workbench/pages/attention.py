@@ -6,7 +6,7 @@ import streamlit as st
 
 from workbench.figures import attention_figure
 from workbench.pages import attention_parts as parts
-from workbench.pages import export, frame
+from workbench.pages import export, frame, show
 
 view: frame.View = st.session_state.view
 run, entry = view.run, view.entry
@@ -55,9 +55,6 @@ if a.maps.n_heads * a.maps.n_layers > 1:
 parts.shaded(prompts, look, roles)
 parts.role_means(view, look)
 parts.mistakes(view)
-with st.expander("What am I looking at?"):
-    st.markdown(parts.EXPLANATION)
+show.explanation(parts.EXPLANATION)
 parts.downloads(figure, vocabulary, prompts)
-with st.expander("The Python that makes this figure"):
-    code = export.snippet(view.sides, head, a.at, layers, direction, measure, target, what, view.letters)
-    st.code(code, language="python")
+show.python(export.snippet(view.sides, head, a.at, layers, direction, measure, target, what, view.letters))

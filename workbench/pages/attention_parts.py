@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from workbench.figures import figure_html, numbers, roles_figure, style, thumbnails_figure, words
+from workbench.figures import numbers, roles_figure, style, thumbnails_figure, words
 from workbench.figures.numbers import Direction, Head
-from workbench.pages import cache, export, frame
+from workbench.pages import cache, export, frame, show
 from workbench.pages.cache import Side, Target
 from workbench.pages.frame import MEAN, View, literal
 from workbench.wording import percent
@@ -205,14 +205,7 @@ def chart(figure: "go.Figure", direction: Direction) -> None:
         if points:
             st.session_state.at = points[0]["y" if direction == "from" else "x"]
 
-    with st.container(key="attention"):
-        st.plotly_chart(
-            figure,
-            key="maps",
-            on_select=touched,
-            selection_mode="points",
-            config={"displaylogo": False, "displayModeBar": "hover"},
-        )
+    show.chart(figure, "maps", touched)
 
 
 def heads(p: Shown, look: Look, both: bool, target: Callable[[], tuple[Target, str]]) -> None:
@@ -246,9 +239,7 @@ def heads(p: Shown, look: Look, both: bool, target: Callable[[], tuple[Target, s
     )
     height = int(figure.layout.height)  # pyright: ignore
     lines = -(-n // 12)
-    with st.container(key="thumbnails", height=round(height / lines * LINES) if lines > LINES else "content"):
-        st.plotly_chart(figure, key="heads", on_select=touched, selection_mode="points",
-                        config={"displayModeBar": False})  # fmt: skip
+    show.chart(figure, "heads", touched, buttons=False, height=round(height / lines * LINES) if lines > LINES else None)
     st.caption(literal(_about_heads(p, look, rank if scores is not None else IN_ORDER, what, scores)))
 
 
@@ -289,7 +280,7 @@ def role_means(view: View, look: Look) -> None:
     with box:
         try:
             with st.spinner("Reading the held-out sequences …"):
-                attention = cache.role_means(view.entry, None)
+                attention = cache.role_means(view.entry.at())
         except frame.Refusal as error:
             frame.refuse(error)
             return
@@ -298,9 +289,7 @@ def role_means(view: View, look: Look) -> None:
             f"Attention of A, mean over {n} held-out sequences; each row sums to 1. In the hover: ± its standard error "
             f"over {clusters} clusters, and what attention would give that is spread evenly."
         )
-        with st.container(key="means"):
-            st.plotly_chart(roles_figure(attention, look.head, look.layers), key="role_maps",
-                            config={"displayModeBar": False})  # fmt: skip
+        show.chart(roles_figure(attention, look.head, look.layers), "role_maps", wide=False, buttons=False)
 
 
 def mistakes(view: View) -> None:
@@ -311,7 +300,7 @@ def mistakes(view: View) -> None:
     with box:
         try:
             with st.spinner("Reading the held-out sequences …"):
-                found = cache.mistakes(view.entry, None)
+                found = cache.mistakes(view.entry.at())
         except frame.Refusal as error:
             frame.refuse(error)
             return
@@ -331,15 +320,6 @@ def mistakes(view: View) -> None:
 
 def downloads(figure: "go.Figure | None", vocabulary: tuple[str, ...], prompts: list[Shown]) -> None:
     """Files are made when asked for."""
-    data = [(p.maps, p.tokens) for p in prompts]
-    sides = [p.side for p in prompts]
-    name = f"attention-{sides[0].entry.name}"
-    files = {"numbers (JSON)": ("json", "application/json", partial(export.numbers_json, sides, vocabulary, data))}
-    if figure is not None:
-        files = {
-            "figure (HTML)": ("html", "text/html", partial(figure_html, figure, name)),
-            "numbers (CSV)": ("csv", "text/csv", partial(export.numbers_csv, data)),
-        } | files
-    with st.container(horizontal=True, gap="small"):
-        for title, (ending, kind, make) in files.items():
-            st.download_button(title, make, f"{name}.{ending}", kind, on_click="ignore")
+    data, sides = [(p.maps, p.tokens) for p in prompts], [p.side for p in prompts]
+    show.downloads(f"attention-{sides[0].entry.name}", figure, partial(export.records, data) if figure else None,
+                   partial(export.arrays, sides, vocabulary, data))  # fmt: skip

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from circuits.attention import AttentionMaps, Measure, RoleAttention
+    from circuits.heads import HeadScores
     from circuits.scores import Scores
     from workbench.pages.errors import Mistakes
 
@@ -35,6 +36,15 @@ class Target(NamedTuple):
 
     answer: int
     foil: int | None
+
+
+class RunKey(NamedTuple):
+    """A run, or its checkpoint, in plain values: what every cached function is keyed by."""
+
+    name: str
+    seed: int
+    weights: str
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,10 @@ class Entry:
     checkpoints: tuple[int, ...] = ()
     """Steps whose weights were kept."""
 
+    def at(self, step: int | None = None) -> RunKey:
+        """Its end, or a checkpoint."""
+        return RunKey(self.name, self.seed, self.key, step)
+
 
 @dataclass(frozen=True)
 class Side:
@@ -65,6 +79,10 @@ class Side:
     text: str
     step: int | None = None
     """A checkpoint of training; None is its end."""
+
+    @property
+    def run(self) -> RunKey:
+        return self.entry.at(self.step)
 
 
 def entries() -> tuple[list[Entry], list[str]]:
@@ -114,68 +132,56 @@ def warm_up() -> None:
 
 def loaded(entry: Entry, step: int | None = None) -> Run:
     """The run, or its checkpoint, with its model and task in memory. Raises: WorkbenchError where it cannot be read."""
-    return _loaded(entry.name, entry.seed, entry.key, step)
-
-
-def maps(side: Side, measure: "Measure" = "attention", target: Target | None = None) -> "AttentionMaps":
-    """The maps of a prompt that the task can encode; of a logit, which `target` says. Raises: CircuitError."""
-    return _maps(side.entry.name, side.entry.seed, side.entry.key, side.step, side.text, measure, target)
-
-
-def scores(side: Side, rank: str, position: int, target: Target | None) -> "Scores":
-    """Every head's score of this kind, with its null. Raises: CircuitError where it is undefined."""
-    plain = (side.entry.name, side.entry.seed, side.entry.key, side.step)
-    if rank == EFFECT and target is not None:
-        return _effects(*plain, side.text, position, target)
-    return _head_scores(*plain)[rank]
-
-
-def role_means(entry: Entry, step: int | None) -> "RoleAttention":
-    """Attention between the task's roles, on the held-out sequences. Raises: WorkbenchError without the text."""
-    return _role_means(entry.name, entry.seed, entry.key, step)
-
-
-def mistakes(entry: Entry, step: int | None) -> "Mistakes":
-    """What the run gets wrong of the held-out sequences. Raises: WorkbenchError without the text."""
-    return _mistakes(entry.name, entry.seed, entry.key, step)
+    return run_of(entry.at(step))
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _loaded(name: str, seed: int, key: str, step: int | None) -> Run:
-    run = load(name, seed, step)
-    if run.results["weights_sha256"] != key.partition("@")[0]:
-        raise BadRun(f"{name} was trained again just now; reload the page")
+def run_of(key: RunKey) -> Run:
+    """As `loaded`, by key. Raises: WorkbenchError."""
+    run = load(key.name, key.seed, key.step)
+    if run.results["weights_sha256"] != key.weights.partition("@")[0]:
+        raise BadRun(f"{key.name} was trained again just now; reload the page")
     _ = run.task, run.model
     return run
 
 
+def maps(side: Side, measure: "Measure" = "attention", target: Target | None = None) -> "AttentionMaps":
+    """The maps of a prompt that the task can encode; of a logit, which `target` says. Raises: CircuitError."""
+    return _maps(side.run, side.text, measure, target)
+
+
 @st.cache_data(max_entries=24, show_spinner=False)
-def _maps(
-    name: str, seed: int, key: str, step: int | None, prompt: str, measure: "Measure", target: Target | None
-) -> "AttentionMaps":
+def _maps(key: RunKey, prompt: str, measure: "Measure", target: Target | None) -> "AttentionMaps":
     from circuits.attention import attention_maps, contribution_maps, moved_maps
 
-    run = _loaded(name, seed, key, step)
+    run = run_of(key)
     tokens = run.encode(prompt)
     if measure == "logit" and target is not None:
         return contribution_maps(run.model, tokens, target.answer, target.foil)
     return (moved_maps if measure == "moved" else attention_maps)(run.model, tokens)
 
 
+def scores(side: Side, rank: str, position: int, target: Target | None) -> "Scores":
+    """Every head's score of this kind, with its null. Raises: CircuitError where it is undefined."""
+    if rank == EFFECT and target is not None:
+        return _effects(side.run, side.text, position, target)
+    return all_scores(side.run)[MEASURES[rank]]
+
+
 @st.cache_data(max_entries=64, show_spinner=False)
-def _head_scores(name: str, seed: int, key: str, step: int | None) -> "dict[str, Scores]":
+def all_scores(key: RunKey) -> "HeadScores":
+    """Every measure of every head. Raises: CircuitError."""
     from circuits.heads import head_scores
     from circuits.scores import LEAST_DRAWS
 
-    found = head_scores(_loaded(name, seed, key, step).model, draws=LEAST_DRAWS)
-    return {rank: found[measure] for rank, measure in MEASURES.items()}
+    return head_scores(run_of(key).model, draws=LEAST_DRAWS)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _effects(name: str, seed: int, key: str, step: int | None, prompt: str, position: int, target: Target) -> "Scores":
+def _effects(key: RunKey, prompt: str, position: int, target: Target) -> "Scores":
     from circuits.attention import head_effects
 
-    run = _loaded(name, seed, key, step)
+    run = run_of(key)
     tokens = run.encode(prompt)
     return head_effects(
         run.model, tokens, position, target.answer, target.foil, reference=reference(run, tokens.shape[1])
@@ -183,17 +189,19 @@ def _effects(name: str, seed: int, key: str, step: int | None, prompt: str, posi
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _role_means(name: str, seed: int, key: str, step: int | None) -> "RoleAttention":
+def role_means(key: RunKey) -> "RoleAttention":
+    """Attention between the task's roles, on the held-out sequences. Raises: WorkbenchError without the text."""
     from circuits.attention import role_attention
 
-    run = _loaded(name, seed, key, step)
+    run = run_of(key)
     tokens = run.task.held_out[:MOST]
     return role_attention(run.model, tokens[:, : run.task.answer_position + 1], run.task.roles,
                           run.task.clusters(tokens))  # fmt: skip
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _mistakes(name: str, seed: int, key: str, step: int | None) -> "Mistakes":
+def mistakes(key: RunKey) -> "Mistakes":
+    """What the run gets wrong of the held-out sequences. Raises: WorkbenchError without the text."""
     from workbench.pages.errors import mistakes
 
-    return mistakes(_loaded(name, seed, key, step), MOST)
+    return mistakes(run_of(key), MOST)

@@ -1,36 +1,26 @@
-"""What a reader takes away: the figure as a page of its own, its numbers, and the Python that makes it."""
+"""What a reader takes away from the Attention page: its numbers, and the Python that makes its figure."""
 
-import csv
-import io
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from workbench.figures.numbers import Direction, Head, attention_records
 from workbench.pages.cache import Side, Target
+from workbench.pages.show import load_call
 
 if TYPE_CHECKING:
     from circuits.attention import AttentionMaps
 
 
-def numbers_csv(prompts: "list[tuple[AttentionMaps, list[str]]]") -> str:
-    """Every cell of every head of each prompt (maps, tokens), one a line."""
-    records = [
-        r
-        for letter, (maps, tokens) in zip("AB", prompts, strict=False)
-        for r in attention_records(maps, tokens, letter)
-    ]
-    measure = prompts[0][0].measure
-    names = ["prompt", "block", "head", "destination", "destination_token", "source", "source_token", measure]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return file.getvalue()
+def records(prompts: "list[tuple[AttentionMaps, list[str]]]") -> Iterator[dict[str, Any]]:
+    """Every cell of every head of each prompt (maps, tokens)."""
+    for letter, (maps, tokens) in zip("AB", prompts, strict=False):
+        yield from attention_records(maps, tokens, letter)
 
 
-def numbers_json(
+def arrays(
     sides: list[Side], vocabulary: tuple[str, ...], prompts: "list[tuple[AttentionMaps, list[str]]]"
-) -> str:
+) -> dict[str, Any]:
     """The arrays themselves: patterns [layer][head][destination][source], probabilities [position][word]."""
     parts = [
         {
@@ -43,7 +33,7 @@ def numbers_json(
         }
         for letter, side, (maps, tokens) in zip("AB", sides, prompts, strict=False)
     ]
-    return json.dumps({"vocabulary": vocabulary, "prompts": parts}, ensure_ascii=False)
+    return {"vocabulary": vocabulary, "prompts": parts}
 
 
 def snippet(
@@ -58,12 +48,12 @@ def snippet(
     letters: tuple[str, str] = ("A", "B"),
 ) -> str:
     """The Python that makes the page's figure. It runs as it stands, in a notebook or a script."""
-    runs = dict(zip(dict.fromkeys(_load(side) for side in sides), ("run", "other"), strict=False))
+    runs = dict(zip(dict.fromkeys(load_call(side.run) for side in sides), ("run", "other"), strict=False))
     texts = dict(zip(dict.fromkeys(side.text for side in sides), "ab", strict=False))
     function = {"attention": "attention_maps", "moved": "moved_maps", "logit": "contribution_maps"}[measure]
     logit = f", {target.answer}, {target.foil}" if measure == "logit" and target else ""
     shown = ", ".join(
-        f"{function}({runs[_load(side)]}.model, {texts[side.text]}{logit}), run.str_tokens({texts[side.text]})"
+        f"{function}({runs[load_call(side.run)]}.model, {texts[side.text]}{logit}), run.str_tokens({texts[side.text]})"
         for side in sides
     )
     options = {
@@ -84,10 +74,3 @@ from workbench.figures import attention_figure
 {", ".join(texts.values())} = {encoded}
 attention_figure({shown}, {given}, vocabulary=run.task.vocabulary.words, roles=run.task.roles)
 """
-
-
-def _load(side: Side) -> str:
-    """The call that loads its model."""
-    seed = f", seed={side.entry.seed}" if side.entry.seed else ""
-    step = f", step={side.step}" if side.step is not None else ""
-    return f"wb.load({json.dumps(side.entry.name)}{seed}{step})"

@@ -1,7 +1,9 @@
 """The side bar, the same on every page: model, prompt, its pair, position. All of it is in the URL."""
 
+import logging
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +31,9 @@ LOOK = """<style>
 .stMainBlockContainer .stVerticalBlock { gap: .8rem; }
 .stSidebar .stVerticalBlock { gap: .7rem; }
 [data-testid=stWidgetLabelRequired] { display: none; }
-.st-key-attention { overflow-x: auto; }
-:is(.st-key-attention, .st-key-thumbnails, .st-key-means) :is(.cartesianlayer, .infolayer) text {
-  fill: currentColor !important; }
-.st-key-attention > div { min-width: 54rem; }
-.st-key-thumbnails { overflow-x: auto; }
-.st-key-thumbnails .stPlotlyChart { min-width: 54rem; }
+.stPlotlyChart :is(.cartesianlayer, .infolayer) text { fill: currentColor !important; }
+[class*=st-key-wide-] { overflow-x: auto; }
+[class*=st-key-wide-] .stPlotlyChart { min-width: 54rem; }
 .st-key-heads svg g.scatterlayer { cursor: pointer; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
@@ -52,6 +51,8 @@ class View:
     other: Side | None
     """What it is compared with: another prompt, or another model on the same one."""
     destination: int
+    seeds: tuple[Entry, ...]
+    """Every seed of this model, itself among them."""
 
     @property
     def sides(self) -> list[Side]:
@@ -79,8 +80,11 @@ def begin(title: str) -> None:
     st.title(title, anchor=False)
 
 
-def choose() -> View:
-    """Draw the frame and return what it is set to; where there is nothing to show, say why and stop."""
+def choose(reads_prompt: bool = True) -> View:
+    """Draw the frame and return what it is set to; where there is nothing to show, say why and stop.
+
+    A page that does not read the prompt is shown whatever stands there.
+    """
     with st.sidebar:
         entry, seeds = _model()
     run = _load(entry)
@@ -96,8 +100,11 @@ def choose() -> View:
     try:
         tokens = run.str_tokens(run.encode(prompt))
     except Refusal as error:
-        refuse(error)
-        st.stop()
+        if reads_prompt:
+            refuse(error)
+            st.stop()
+        tokens = run.str_tokens(run.encode(prompt := pairs.first_prompt(run.task)))
+        other = refused = None
     with st.sidebar:
         destination = _position(run, tokens)
     if other is not None:
@@ -105,9 +112,21 @@ def choose() -> View:
             cache.loaded(other.entry, other.step).encode(other.text)
         except Refusal as error:
             refused = error
-    if refused is not None:
+    if refused is not None and reads_prompt:
         refuse(refused, "B: ")
-    return View(entry, run, pairs.normal(run.task, prompt), None if refused else other, destination)
+    return View(entry, run, pairs.normal(run.task, prompt), None if refused else other, destination, tuple(seeds))
+
+
+def run_page(page: Callable[[], None], title: str) -> None:
+    """The page; if it fails it says why in its place, and the frame and the other pages stand."""
+    try:
+        page()
+    except Refusal as error:
+        refuse(error)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the page %s failed", title)
+        what = literal(f"{type(error).__name__}: {error}")
+        st.error(f"This page could not be computed ({what}). The other pages still work; the server's log has more.")
 
 
 def literal(text: str) -> str:
