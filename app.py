@@ -25,7 +25,7 @@ READ_NO_PROMPT = ("Heads", "Tables", "Circuits")
 st.set_page_config(page_title="Circuit workbench", page_icon=ICON, layout="wide")
 folder = Path(workbench.__file__).parent / "pages"
 pages = [
-    st.Page(folder / file, title=title, url_path=title.lower().replace(" ", "-"), default=title == "Attention")
+    st.Page(folder / file, title=title, default=title == "Attention")
     for title, file in PAGES.items()
     if (folder / file).exists()
 ]

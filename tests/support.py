@@ -1,15 +1,20 @@
-"""Small models for tests: ours, TransformerLens' bridges with the same weights, and the same model in another gauge."""
+"""Small models for tests: ours, TransformerLens' bridges with the same weights, and the same model in another gauge.
+
+And a page of the app, opened by a link.
+"""
 
 from typing import Any
 
 import torch
 from einops import rearrange
+from streamlit.testing.v1 import AppTest
 from torch import Tensor
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import boot_native, build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from workbench.content import content
 from workbench.recipes import ModelConfig
 from workbench.transformer import LayerNorm, Transformer
 from workbench.vocabulary import Vocabulary
@@ -160,3 +165,14 @@ def _randomised(model: Any, seed: int) -> Any:
         mean = 1.0 if "ln" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(parameter, mean, 0.3, generator=generator)
     return model
+
+
+def app_page(name: str, **query: str) -> AppTest:
+    """A page of the app by its file's name ("two_hops"), as a link with this query opens it."""
+    app = AppTest.from_file(str(content("app.py")), default_timeout=60)
+    app.switch_page(f"workbench/pages/{name}.py")
+    for key, value in query.items():
+        app.query_params[key] = value
+    app.run()
+    assert not app.exception
+    return app

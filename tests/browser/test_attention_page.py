@@ -1,110 +1,17 @@
 """The attention page in a real Chromium: the numbers on the screen are the model's, and a link restores the view."""
 
-import os
 import re
-import socket
-import subprocess
-import sys
-import threading
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
+from browsing import PATIENCE, drawn
+from playwright.sync_api import Page, expect
 
 import workbench as wb
 from circuits import attention_maps, head_scores
 from circuits.attention import contribution_maps
-from workbench.content import content
 from workbench.figures.style import signed
 
-CHROMIUM = os.environ.get("WORKBENCH_CHROMIUM", "/usr/bin/chromium")
 SENTENCE = "the animal did not cross the street because it was too tired , so the"
-STREAMLITS_OWN = re.compile(r"/_stcore/(health|host-config)$")  # a sub-page's permalink asks for these in vain
-PATIENCE = 90_000  # milliseconds: the server imports PyTorch first, on a machine that may be busy
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The app on a free port, with the shipped models only."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    app = content("app.py")
-    environment = os.environ | {"WORKBENCH_RUNS": str(tmp_path_factory.mktemp("runs")), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "streamlit", "run", str(app), "--server.port", str(port)]
-    log = tmp_path_factory.mktemp("log") / "server.txt"
-    with log.open("w") as out:
-        process = subprocess.Popen(command, cwd=app.parent, env=environment, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_up(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_until_up(url: str, process: subprocess.Popen, log: Path) -> None:
-    pause = threading.Event()
-    for _ in range(600):
-        assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{url}/_stcore/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            pause.wait(0.1)
-    raise AssertionError(f"the server did not start: {log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if not Path(CHROMIUM).exists():
-        reason = f"no Chromium at {CHROMIUM}; apt-get install chromium, or set WORKBENCH_CHROMIUM"
-        if os.environ.get("WORKBENCH_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(server, chromium):
-    """Open a fresh context at a path; at the end there must have been no error in its console."""
-    contexts, errors = [], []
-
-    def heard(message: ConsoleMessage) -> None:
-        if message.type == "error" and not STREAMLITS_OWN.search(message.location.get("url", "")):
-            errors.append(message.text)
-
-    def open_page(path: str = "/", **options) -> Page:
-        context = chromium.new_context(viewport={"width": 1280, "height": 1500}, **options)
-        context.set_default_timeout(PATIENCE)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("requestfailed", lambda request: errors.append(f"failed: {request.url}"))
-        page.on("console", heard)
-        page.goto(server + path)
-        drawn(page)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert errors == []
-
-
-def drawn(page: Page, n_maps: int | None = None) -> None:
-    """Wait until the maps stand and the run is over."""
-    subplots = page.locator(".st-key-maps .cartesianlayer > .subplot")
-    expect(subplots.first).to_be_attached(timeout=PATIENCE)
-    if n_maps is not None:
-        expect(subplots).to_have_count(n_maps, timeout=PATIENCE)
-    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0, timeout=PATIENCE)
 
 
 def hover(page: Page, panel: int, destination: int, source: int, length: int) -> str:
@@ -127,7 +34,7 @@ def expected(prompt: str):
 
 def test_hover_and_words_show_the_models_numbers(visit):
     page = visit("/?pair=none")
-    drawn(page, 2)
+    drawn(page, "maps", 2)
     maps = expected(SENTENCE)
     for panel in range(2):
         text = hover(page, panel, 14, 1, 15)
@@ -138,7 +45,7 @@ def test_hover_and_words_show_the_models_numbers(visit):
 
 def test_a_minimal_pair_side_by_side(visit):
     page = visit()
-    drawn(page, 6)
+    drawn(page, "maps", 6)
     maps, other = expected(SENTENCE), expected(SENTENCE.replace("tired", "wet"))
     change = other.mean[1, 14, 6] - maps.mean[1, 14, 6]
     assert f"→ 6 ‘street’: {change:+.2f}".replace("-", "−") in hover(page, 5, 14, 6, 15)
@@ -150,7 +57,7 @@ def test_a_minimal_pair_side_by_side(visit):
 
 def test_a_click_on_a_cell_makes_its_row_the_destination(visit):
     page = visit("/?pair=none")
-    drawn(page, 2)
+    drawn(page, "maps", 2)
     hover(page, 0, 7, 1, 15)
     page.mouse.down()
     page.mouse.up()
@@ -169,12 +76,12 @@ def test_a_link_restores_the_view_in_a_fresh_browser(visit):
     page.locator(".st-key-at button", has_text="slow").click()
     expect(page.get_by_text(re.compile("^From 11 ‘slow’"))).to_be_visible(timeout=PATIENCE)
     page.locator(".st-key-head button", has_text="0.3").click()
-    drawn(page, 3)
+    drawn(page, "maps", 3)
     sentence = page.get_by_text(re.compile("^From 11 ‘slow’")).text_content()
     page.wait_for_url("**head=0.3*")
 
     again = visit(page.url[page.url.index("/", 8) :])
-    drawn(again, 3)
+    drawn(again, "maps", 3)
     expect(again.get_by_text(re.compile("^From 11 ‘slow’"))).to_have_text(sentence or "", timeout=PATIENCE)
     expect(again.locator(".st-key-prompt textarea")).to_have_value(prompt.input_value())
     assert again.url == page.url
@@ -234,7 +141,7 @@ def test_an_unknown_word_is_answered_and_the_page_stands(visit):
     prompt.press("Control+Enter")
     expect(page.get_by_test_id("stAlert")).to_contain_text("unknown word 'zebra'; nearest:", timeout=PATIENCE)
     page.get_by_role("button", name="example").click()
-    drawn(page, 6)
+    drawn(page, "maps", 6)
     expect(page.get_by_test_id("stAlert")).to_have_count(0)
     expect(page.get_by_test_id("stException")).to_have_count(0)
 
@@ -242,7 +149,7 @@ def test_an_unknown_word_is_answered_and_the_page_stands(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_legible_in_both_colour_schemes(visit, scheme):
     page = visit(color_scheme=scheme)
-    drawn(page, 6)
+    drawn(page, "maps", 6)
 
     def lightness(selector: str, what: str) -> float:
         color = page.locator(selector).first.evaluate(f"e => getComputedStyle(e).{what}")
