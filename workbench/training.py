@@ -243,20 +243,7 @@ class Trainer:
 
     def _finish(self) -> None:
         weights_sha256 = write_tensors(self.folder / "model.safetensors", self.model.state_dict())
-        held_out, train = evaluate(self.model, self.task), evaluate(self.model, self.task, self.task.train)
-        results = {
-            "made_by": self._command(),
-            "recipe_sha256": self.recipe.sha256,
-            "task_sha256": task_sha256(self.recipe.task),
-            "weights_sha256": weights_sha256,
-            "seeds": asdict(self.recipe.seeds),
-            "steps": self.step,
-            "parameters": self.model.n_parameters,
-            "seconds": round(self.seconds, 1),
-            "versions": versions(),
-            "held_out": _as_json(held_out),
-            "train": _as_json(train, clusters=False),
-        }
+        results = results_of(self.recipe, self.model, self.task, weights_sha256, self._command(), self.seconds)
         write_atomic(self.folder / "run.json", (json.dumps(results, indent=1) + "\n").encode())
         (self.folder / "trainer.safetensors").unlink(missing_ok=True)
 
@@ -265,6 +252,26 @@ class Trainer:
         name, seed = self.recipe.name, self.recipe.seeds.initialisation
         shipped = name in recipe_names() and load_recipe(name).experiment == self.recipe.experiment
         return f"workbench train {name if shipped else 'recipe.toml'} --seeds {seed}"
+
+
+def results_of(
+    recipe: Recipe, model: Transformer, task: Task, weights_sha256: str, made_by: str, seconds: float
+) -> dict[str, Any]:
+    """What run.json says of a trained model; scores it on both parts of the task."""
+    held_out, train = evaluate(model, task), evaluate(model, task, task.train)
+    return {
+        "made_by": made_by,
+        "recipe_sha256": recipe.sha256,
+        "task_sha256": task_sha256(recipe.task),
+        "weights_sha256": weights_sha256,
+        "seeds": asdict(recipe.seeds),
+        "steps": recipe.training.steps,
+        "parameters": model.n_parameters,
+        "seconds": round(seconds, 1),
+        "versions": versions(),
+        "held_out": _as_json(held_out),
+        "train": _as_json(train, clusters=False),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -90,6 +90,11 @@ def entries() -> tuple[list[Entry], list[str]]:
     return _entries(str(runs_folder()))
 
 
+def forget_entries() -> None:
+    """There is a new run."""
+    _entries.clear()
+
+
 @st.cache_data(ttl=5, max_entries=4, show_spinner=False)
 def _entries(folder: str) -> tuple[list[Entry], list[str]]:
     runs, faults = list_runs()

@@ -14,7 +14,7 @@ import workbench
 from circuits.errors import CircuitError
 from workbench.errors import WorkbenchError
 from workbench.figures import style
-from workbench.pages import cache, pairs
+from workbench.pages import cache, pairs, upload
 from workbench.pages.cache import Entry, Side
 from workbench.runs import Run
 
@@ -107,6 +107,7 @@ def choose(reads_prompt: bool = True) -> View:
         other = refused = None
     with st.sidebar:
         destination = _position(run, tokens)
+        upload.offer(_added)
     if other is not None:
         try:
             cache.loaded(other.entry, other.step).encode(other.text)
@@ -191,9 +192,20 @@ def _name_faults(faults: list[str]) -> None:
             st.caption(literal(fault))
 
 
+def _added(name: str, seed: int) -> None:
+    """A callback: show the run that was just added."""
+    cache.forget_entries()
+    entries, _ = cache.entries()
+    _go_to(next(entry for entry in entries if (entry.name, entry.seed) == (name, seed)))
+    st.session_state.seed = seed
+
+
 def _change_task(entries: list[Entry]) -> None:
     """A prompt of another task means nothing: go to the task's first model and its own example."""
-    entry = min((e for e in entries if e.task == st.session_state.task), key=lambda e: (e.name, e.seed))
+    _go_to(min((e for e in entries if e.task == st.session_state.task), key=lambda e: (e.name, e.seed)))
+
+
+def _go_to(entry: Entry) -> None:
     task = workbench.load_task(entry.task_file)
     st.session_state.model = entry.name
     st.session_state.pair = pairs.ways(task)[0]
