@@ -340,7 +340,9 @@ def test_thumbnails_are_the_patterns_paler_where_the_position_does_not_matter():
             for j in range(6):
                 pixel = picture[16 * i + 8, round(k * pitch) + 16 * j + 8]
                 assert tuple(pixel[:3]) == style.INDIGO
-                assert int(pixel[3]) == pytest.approx(255 * strength * float(a.patterns[layer, head, i, j]), abs=0.51)
+                assert int(pixel[3]) == pytest.approx(
+                    255 * strength * float(a.patterns[layer, head, i, j]) ** 0.5, abs=0.51
+                )
     touch: Any = figure.data[0]
     assert list(touch.customdata) == ["0.0", "0.1", "1.0", "1.1"]
     assert len(figure.layout.images) == 1 and not figure.layout.xaxis.visible

@@ -1,7 +1,8 @@
 """All heads at a glance: one small map each, in one image, in the order of a score that stands beside its null.
 
 A thumbnail shows the shape of a head, not its numbers: they are in the hover, the score under it, and the map of the
-head at full size. In a long prompt each pixel is the strongest of the cells that it covers, so that thin diagonals do
+head at full size. So its colours go by the square root of the weight: a head that spreads its attention would else be
+an empty frame. In a long prompt each pixel is the strongest of the cells that it covers, so that thin diagonals do
 not vanish. Heads that have little to do with the position that is looked at fade (PySvelte's AttentionMulti).
 """
 
@@ -167,12 +168,12 @@ def strongest(pattern: Float[np.ndarray, "n n"], size: int) -> Float[np.ndarray,
 
 
 def _colours(cells: Float[np.ndarray, "m m"], signed: bool, strength: float) -> UInt8[np.ndarray, "pixel pixel rgba"]:
-    """Cells −1 … 1 as PIXELS × PIXELS of colour, none of which mixes two cells."""
+    """Cells −1 … 1 as PIXELS × PIXELS of colour by their square root; no pixel mixes two cells."""
     which = np.arange(PIXELS) * len(cells) // PIXELS
     values = cells[which][:, which]
     rgba = np.empty((PIXELS, PIXELS, 4), dtype=np.uint8)
     rgba[..., :3] = np.where(values[..., None] < 0, style.TEAL, style.BROWN) if signed else style.INDIGO
-    rgba[..., 3] = np.round(255 * strength * np.abs(values).clip(0, 1))
+    rgba[..., 3] = np.round(255 * strength * np.sqrt(np.abs(values).clip(0, 1)))
     return rgba
 
 

@@ -247,7 +247,7 @@ def _about_heads(p: Shown, look: Look, rank: str, what: str, scores: "Scores | N
     at = f"{p.at} ‘{style.visible(p.tokens[p.at])}’"
     pale = f"Pale: hardly any of it {'from' if look.direction == 'from' else 'to'} {at}, itself left out."
     if scores is None:
-        return f"Click a head to see it alone. {pale}"
+        return f"Click a head to see it alone. Colours here go by the square root, so that faint heads show. {pale}"
     how = {
         "entropy": "the sharpest first (nats, on repeated random sequences)",
         cache.EFFECT: f"most helpful first: what {what} loses at {at} without the head (logits)",

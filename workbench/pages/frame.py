@@ -33,7 +33,7 @@ LOOK = """<style>
 [data-testid=stWidgetLabelRequired] { display: none; }
 .stPlotlyChart :is(.cartesianlayer, .infolayer) text { fill: currentColor !important; }
 [class*=st-key-wide-] { overflow-x: auto; }
-[class*=st-key-wide-] .stPlotlyChart { min-width: 54rem; }
+[class*=st-key-wide-] .stElementContainer { min-width: 54rem; }
 .st-key-heads svg g.scatterlayer { cursor: pointer; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
