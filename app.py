@@ -1,5 +1,6 @@
 """The workbench in a browser: `workbench app`, or `streamlit run app.py`."""
 
+import os
 from pathlib import Path
 
 import streamlit as st
@@ -23,6 +24,7 @@ PAGES = {
 READ_NO_PROMPT = ("Heads", "Tables", "Circuits")
 
 st.set_page_config(page_title="Circuit workbench", page_icon=ICON, layout="wide")
+os.environ.setdefault("TQDM_DISABLE", "1")  # TransformerLens' patching would draw bars on the server's terminal
 folder = Path(workbench.__file__).parent / "pages"
 pages = [
     st.Page(folder / file, title=title, default=title == "Attention")

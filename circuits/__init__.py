@@ -31,13 +31,16 @@ if TYPE_CHECKING:
     from circuits.errors import CircuitError
     from circuits.examples import Examples
     from circuits.heads import head_scores, qk_trace
+    from circuits.lens import attribution, neurons, patching, stream_words
     from circuits.matrices import W_OV, W_QK, direct_path, ov_circuit, qk_circuit, virtual_weights
     from circuits.memory import bandwidth, memory_management
+    from circuits.scaling import layer_costs, random_scores
     from circuits.scores import Scores
     from circuits.scrubbing import induction_explained
     from circuits.sequences import in_context_learning_score
     from circuits.smallest import smallest_circuit
     from circuits.spectra import composition_spectrum, copying_score, eigenvalues, positivity, singular_directions
+    from circuits.steps import answer_plane, predicted, step_by_step
     from circuits.surface import folded
     from circuits.terms import term_importance
     from circuits.trigrams import factoring_bugs, head_skip_trigrams, skip_trigrams, source_table
@@ -70,6 +73,9 @@ _HOME = {
     "trigrams": ("factoring_bugs", "head_skip_trigrams", "skip_trigrams", "source_table"),
     "smallest": ("smallest_circuit",),
     "spectra": ("composition_spectrum", "copying_score", "eigenvalues", "positivity", "singular_directions"),
+    "lens": ("attribution", "neurons", "patching", "stream_words"),
+    "scaling": ("layer_costs", "random_scores"),
+    "steps": ("answer_plane", "predicted", "step_by_step"),
     "surface": ("folded",),
     "terms": ("term_importance",),
 }
@@ -85,7 +91,9 @@ __all__ = [
     "Path",
     "RoleAttention",
     "Scores",
+    "answer_plane",
     "attention_maps",
+    "attribution",
     "bandwidth",
     "chain_contributions",
     "composed",
@@ -110,18 +118,25 @@ __all__ = [
     "head_skip_trigrams",
     "in_context_learning_score",
     "induction_explained",
+    "layer_costs",
     "memory_management",
     "moved_maps",
+    "neurons",
     "ov_circuit",
+    "patching",
     "path_effects",
     "positivity",
+    "predicted",
     "qk_circuit",
     "qk_trace",
+    "random_scores",
     "role_attention",
     "singular_directions",
     "skip_trigrams",
     "smallest_circuit",
     "source_table",
+    "step_by_step",
+    "stream_words",
     "term_importance",
     "two_hops",
     "virtual_heads",

@@ -13,7 +13,7 @@ A later head can use what an earlier one moved in three ways, and they are measu
 Everything is in logits, and positive where the chain speaks for the answer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ from circuits.errors import NoSuchPart
 from circuits.examples import ANSWER, Examples, Place, judged
 from circuits.hooks import Hook, on
 from circuits.paths import check_paths, what_is_read
-from circuits.surface import Head, head_name
+from circuits.surface import Head, head_name, head_of, read
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -112,13 +112,19 @@ def two_hops(
     position: int | None = None,
     answer: int | None = None,
     foil: int | None = None,
+    *,
+    heads: Iterable[str | Head] | None = None,
+    places: Iterable[Place] | None = None,
+    kinds: str = "QKV",
 ) -> TwoHops:
     """All chains through two heads to the answer.
 
     `prompts`: Examples, or tokens [1, position] with the position the answer is said at and the token ids of answer and
     foil. Sources and middles are all positions up to the answer, or the roles alone where these differ by example. Cut
     terms are taken away, nothing is put in their place. It takes (heads of a layer × positions)² / 2 forward passes an
-    example: for small models.
+    example: a large model or a long prompt needs a choice. `heads`: writers and readers are among these alone;
+    `places`: sources and middles are, and Q-chains need the answer's own; `kinds`: any of Q, K, V. A chain is worth the
+    same whatever else is chosen; `together` and `interaction` are those of the chains chosen.
 
     Raises: ValueError for tokens without position, answer and foil; Undefined where path cuts or frozen-pattern
     decompositions are; NoSuchPart.
@@ -128,45 +134,68 @@ def two_hops(
             raise ValueError("tokens alone ask nothing; give position, answer and foil, or Examples")
         prompts = Examples(prompts, torch.tensor([answer]), torch.tensor([foil]), {ANSWER: position})
     check_paths(model, ())
-    layers = [(a, b) for b in range(model.cfg.n_layers) for a in range(b)]
+    if not kinds or set(kinds) - set("QKV"):
+        raise NoSuchPart(f"{kinds!r} are no kinds of chain; expected some of Q, K, V")
+    chosen, pairs = _heads(model, heads), _pairs(prompts, places)
+    layers = [(first, second) for second in chosen for first in chosen if first < second]
     with exclusive(model), torch.no_grad():
         clean = prompts.judge(model(prompts.tokens))[1]
-        terms = _Terms(model, prompts)
+        terms = _Terms(model, prompts, chosen, pairs, kinds)
         chains: list[Chain] = []
         values: list[Tensor] = [clean.new_zeros(0, len(prompts))]
         for first, second in layers:
-            found = _v_chains(model, prompts, first, second)
-            chains += [chain for chain, _ in found]
-            values += [value[None] for _, value in found]
+            if "V" in kinds:
+                contributions = _v_contributions(model, prompts, (first, second))
+                found = [Chain("V", s, one, m, two) for s, m in pairs for one, two in terms.heads(first, second)]
+                chains += found
+                values += [contributions[_index(prompts, chain)][None] for chain in found]
             edits = list(terms.edits(first, second))
             chains += [edit.chain for edit in edits]
             values.append(clean - _differences(model, prompts, edits))
-        together = clean - terms.all_cut(clean)
+        together = clean - terms.all_cut()
     return TwoHops(tuple(chains), torch.cat(values).float(), clean.float(), together.float())
 
 
-def _pairs(examples: Examples) -> list[tuple[Place, Place]]:
-    """(source, middle): the middle is nowhere before the source, and nowhere behind the answer."""
-    places = [p for p in examples.places() if bool((examples.at(p) <= examples.at(ANSWER)).all())]
-    return [(s, m) for m in places for s in places if bool((examples.at(s) <= examples.at(m)).all())]
+def _heads(model: Any, heads: Iterable[str | Head] | None) -> dict[int, list[int]]:
+    """Layer → numbers of the heads chosen, in order. Raises: NoSuchPart."""
+    if heads is None:
+        return {layer: list(range(model.cfg.n_heads)) for layer in range(model.cfg.n_layers)}
+    weights, chosen = read(model, inside=False), {}
+    for layer, head in sorted({head_of(head, weights) for head in heads}):
+        chosen.setdefault(layer, []).append(head)
+    return chosen
 
 
-def _v_chains(model: Any, examples: Examples, first: int, second: int) -> list[tuple[Chain, Float[Tensor, "example"]]]:
+def _pairs(examples: Examples, places: Iterable[Place] | None) -> list[tuple[Place, Place]]:
+    """(source, middle): the middle is nowhere before the source, and nowhere behind the answer. Raises: NoSuchPart."""
+    known = [p for p in examples.places() if bool((examples.at(p) <= examples.at(ANSWER)).all())]
+    wanted = set(known)
+    if places is not None:
+        names = {int(examples.at(p)[0]): p for p in known if len(examples.at(p).unique()) == 1}
+        wanted = {names.get(p, p) if isinstance(p, int) else p for p in places}
+        if unknown := wanted - set(known):
+            raise NoSuchPart(f"{min(map(str, unknown))!r} is no place here; there are {', '.join(map(str, known))}")
+    chosen = [p for p in known if p in wanted]
+    return [(s, m) for m in chosen for s in chosen if bool((examples.at(s) <= examples.at(m)).all())]
+
+
+def _v_contributions(
+    model: Any, examples: Examples, layers: tuple[int, int]
+) -> Float[Tensor, "first second source middle example"]:
     by_example = []
     for i in range(len(examples)):
         direction = torch.zeros(model.cfg.d_vocab)
         direction[examples.answers[i]] += 1
         direction[examples.foils[i]] -= 1
         at = int(examples.at(ANSWER)[i])
-        by_example.append(chain_contributions(model, examples.tokens[i : i + 1], at, direction, (first, second)))
-    contributions = torch.stack(by_example, -1)  # [first head, second head, source, middle, example]
-    rows, found = torch.arange(len(examples)), []
-    for source, middle in _pairs(examples):
-        here = contributions[:, :, examples.at(source), examples.at(middle), rows]
-        for one in range(here.shape[0]):
-            for two in range(here.shape[1]):
-                found.append((Chain("V", source, (first, one), middle, (second, two)), here[one, two]))
-    return found
+        by_example.append(chain_contributions(model, examples.tokens[i : i + 1], at, direction, layers))
+    return torch.stack(by_example, -1)
+
+
+def _index(examples: Examples, chain: Chain) -> tuple[Any, ...]:
+    """Where a V-chain's values [example] stand."""
+    rows = torch.arange(len(examples))
+    return chain.writer[1], chain.reader[1], examples.at(chain.source), examples.at(chain.middle), rows
 
 
 class _Edit(NamedTuple):
@@ -180,60 +209,72 @@ class _Edit(NamedTuple):
 class _Terms:
     """What earlier heads wrote, term by term, in the run itself."""
 
-    def __init__(self, model: Any, examples: Examples):
+    def __init__(
+        self, model: Any, examples: Examples, chosen: dict[int, list[int]], pairs: list[tuple[Place, Place]], kinds: str
+    ):
         self.model, self.examples, self.taken = model, examples, reference(model, examples)
+        self.chosen, self.pairs, self.kinds = chosen, pairs, kinds
         names = [f"blocks.{layer}.hook_resid_pre" for layer in range(model.cfg.n_layers)]
         _, cache = model.run_with_cache(examples.tokens, names_filter=names)
         self.streams = [cache[name] for name in names]
         self.rows = torch.arange(len(examples))
 
+    def heads(self, first: int, second: int) -> list[tuple[Head, Head]]:
+        """Writers and readers between two layers."""
+        return [((first, one), (second, two)) for one in self.chosen[first] for two in self.chosen[second]]
+
     def written(self, layer: int, source: Place, middle: Place) -> Float[Tensor, "example head d_model"]:
-        """A[m,s] v_s W_O of each head."""
-        s, m = self.examples.at(source), self.examples.at(middle)
-        attention, value = self.taken.patterns[layer][self.rows, :, m, s], self.taken.values[layer][self.rows, s]
-        return torch.einsum("nh, nhd, hdm -> nhm", attention, value, self.model.blocks[layer].attn.W_O)
+        """A[m,s] v_s W_O of each head chosen."""
+        s, m, chosen = self.examples.at(source), self.examples.at(middle), self.chosen[layer]
+        attention = self.taken.patterns[layer][self.rows, :, m, s][:, chosen]
+        value = self.taken.values[layer][self.rows, s][:, chosen]
+        return torch.einsum("nh, nhd, hdm -> nhm", attention, value, self.model.blocks[layer].attn.W_O[chosen])
 
     def edits(self, first: int, second: int) -> Iterator[_Edit]:
         """One for each K- and Q-chain between two layers."""
         block = self.model.blocks[second]
-        for source, middle in _pairs(self.examples):
+        for source, middle in self.pairs:
+            kinds = [kind for kind in ("KQ" if middle == ANSWER else "K") if kind in self.kinds]
+            if not kinds:
+                continue
             at = self.examples.at(middle)
             stream = self.streams[second][self.rows, at][:, None]
             written = self.written(first, source, middle)
             change = what_is_read(self.model, block, stream - written) - what_is_read(self.model, block, stream)
-            for kind in "KQ" if middle == ANSWER else "K":
-                moved = torch.einsum("nam, bmd -> abnd", change, getattr(block.attn, f"W_{kind}"))
-                for one in range(moved.shape[0]):
-                    for two in range(moved.shape[1]):
-                        chain = Chain(kind, source, (first, one), middle, (second, two))
-                        yield _Edit(chain, at, moved[one, two])
+            for kind in kinds:
+                weights = getattr(block.attn, f"W_{kind}")[self.chosen[second]]
+                moved = torch.einsum("nam, bmd -> abnd", change, weights).flatten(0, 1)
+                for (writer, reader), change_of in zip(self.heads(first, second), moved, strict=True):
+                    yield _Edit(Chain(kind, source, writer, middle, reader), at, change_of)
 
-    def all_cut(self, clean: Tensor) -> Float[Tensor, "example"]:
-        """answer − foil with every term taken out of every key, and out of the answer's query."""
+    def all_cut(self) -> Float[Tensor, "example"]:
+        """answer − foil with every term chosen taken out of every key, and out of the answer's query."""
         written, streams, hooks = {}, {}, []
-        for layer in range(1, self.model.cfg.n_layers):
+        for layer in sorted(self.chosen):
             written[layer] = torch.zeros_like(self.streams[layer])
-            for first in range(layer):
-                for source, middle in _pairs(self.examples):
+            for first in (earlier for earlier in self.chosen if earlier < layer):
+                for source, middle in self.pairs:
                     written[layer][self.rows, self.examples.at(middle)] += self.written(first, source, middle).sum(1)
 
         def note(stream: Tensor, hook: Any, layer: int) -> None:
             streams[layer] = stream
 
         def change(heads: Tensor, hook: Any, layer: int, kind: str) -> Tensor:
-            block, heads = self.model.blocks[layer], heads.clone()
+            block, heads, chosen = self.model.blocks[layer], heads.clone(), self.chosen[layer]
             after = what_is_read(self.model, block, streams[layer] - written[layer])
             moved = after - what_is_read(self.model, block, streams[layer])
-            moved = torch.einsum("npm, hmd -> nphd", moved, getattr(block.attn, f"W_{kind}"))
-            if kind == "K":
-                return heads + moved
+            moved = torch.einsum("npm, hmd -> nphd", moved, getattr(block.attn, f"W_{kind}")[chosen])
             at = self.examples.at(ANSWER)
-            heads[self.rows, at] += moved[self.rows, at]
+            for i, head in enumerate(chosen):
+                if kind == "K":
+                    heads[:, :, head] += moved[:, :, i]
+                else:
+                    heads[self.rows, at, head] += moved[self.rows, at, i]
             return heads
 
         for layer in written:
             hooks.append(Hook(self.model, f"blocks.{layer}.hook_resid_pre", _bound(note, layer=layer)))
-            for kind in "QK":
+            for kind in (kind for kind in "QK" if kind in self.kinds):
                 name = f"blocks.{layer}.attn.hook_{kind.lower()}"
                 hooks.append(Hook(self.model, name, _bound(change, layer=layer, kind=kind)))
         with on(hooks):

@@ -92,6 +92,35 @@ def test_query_and_key_chains_are_what_cutting_them_costs(options: dict[str, Any
     assert n_hooks(model) == 0
 
 
+@torch.no_grad()
+def test_a_choice_of_heads_and_places_gives_those_chains_and_cuts_them_together() -> None:
+    model, examples = build(n_layers=3), some_examples(3)
+    whole = two_hops(model, examples)
+    some = two_hops(model, examples, heads=["2.1", (0, 1), "1.0", "1.0"], places=[4, 1, "x"])
+    assert {(chain.writer, chain.reader) for chain in some.chains} == {
+        ((0, 1), (1, 0)), ((0, 1), (2, 1)), ((1, 0), (2, 1)),
+    }  # fmt: skip
+    answer = int(examples.roles["answer"])
+    named = {int(examples.at(place)[0]): place for place in examples.places()}
+    wanted = {named[4], named[1], "x"}
+    assert {place for chain in some.chains for place in (chain.source, chain.middle)} == wanted
+    expected = [chain for chain in whole.chains if {chain.writer, chain.reader} <= {(2, 1), (0, 1), (1, 0)}]
+    expected = [chain for chain in expected if {chain.source, chain.middle} <= wanted]
+    assert set(some.chains) == set(expected) and len(some.chains) == len(expected) > 9
+    for chain, values in zip(some.chains, some.values, strict=True):
+        assert distance(values, whole.values[whole.chains.index(chain)]) <= 1e-6
+    clean = by_hand(model, examples, [])
+    for kinds in ("QK", "K", "Q"):
+        few = two_hops(model, examples, heads=["0.1", "1.0", "2.1"], places=wanted, kinds=kinds)
+        assert {chain.kind for chain in few.chains} == set(kinds)
+        cost = clean - by_hand(model, examples, [places(examples, chain) for chain in few.chains])
+        assert distance(few.together, cost.float()) <= 1e-5
+        assert few.together.abs().max() > 1e-3
+    only = two_hops(model, examples, kinds="V")
+    assert {chain.kind for chain in only.chains} == {"V"} and only.together.tolist() == [0, 0, 0]
+    assert answer == 4 and n_hooks(model) == 0
+
+
 @pytest.mark.parametrize("norm", ["pre", "none"])
 @torch.no_grad()
 def test_value_chains_are_exact_and_add_up(norm: str) -> None:
@@ -190,4 +219,10 @@ def test_questions_that_make_no_sense_are_refused() -> None:
             two_hops(build(**options), examples)
     with pytest.raises(NoSuchPart, match="'X' is no kind of chain"):
         two_hops(build(n_layers=2), examples).ranked("X")
+    with pytest.raises(NoSuchPart, match="'QX' are no kinds of chain"):
+        two_hops(build(n_layers=2), examples, kinds="QX")
+    with pytest.raises(NoSuchPart, match=r"no head 2\.0: this model has 2 layers"):
+        two_hops(build(n_layers=2), examples, heads=["2.0"])
+    with pytest.raises(NoSuchPart, match="'9' is no place here; there are"):
+        two_hops(build(n_layers=2), examples, places=[1, 9])
     assert two_hops(build(n_layers=1), examples).chains == ()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.recipes import shipped_names
+from workbench.tables import TABLES
 from workbench.tasks import task_names
 
 ROOT = Path(__file__).parent.parent
@@ -57,15 +58,20 @@ def test_the_wheel_lists_and_loads_every_shipped_model_from_an_empty_folder(inst
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_wheels_page_opens_without_an_error(installed, tmp_path):
+def test_the_wheels_pages_open_without_an_error_and_the_committed_tables_are_there(installed, tmp_path):
     script = (
         "from streamlit.testing.v1 import AppTest\n"
         "from workbench.content import content\n"
         "app = AppTest.from_file(str(content('app.py')), default_timeout=300).run()\n"
         "assert not app.exception and not app.error, (app.exception, app.error)\n"
-        "print(app.title[0].value)"
+        "print(app.title[0].value)\n"
+        "app.switch_page('../pages/tables.py').run()\n"
+        "assert not app.exception and not app.error, (app.exception, app.error)\n"
+        "print(app.title[0].value, len(app.selectbox(key='tables_name').options))"
     )
-    assert run(installed, tmp_path, "-c", script).split()[-1] == "Attention"
+    first, tables, committed = run(installed, tmp_path, "-c", script).split()[-3:]
+    assert (first, tables) == ("Attention", "Tables")
+    assert int(committed) == sum((ROOT / "docs" / "results" / f"{name}.json").exists() for name in TABLES)
 
 
 def test_the_wheel_starts_the_app(installed, tmp_path, free_port):

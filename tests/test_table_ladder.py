@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import NoCorpus
+from workbench.recipes import load_recipe
+from workbench.runs import Run
 from workbench.sweeps import train_many
 from workbench.tables import ladder, order
 from workbench.tables.engine import Quick
@@ -44,6 +46,41 @@ def test_every_rung_adds_what_it_should_and_says_its_perplexity(made_up_text, mo
         assert all(name in face for name in ladder.RUNGS)
     assert len(ladder.compared(made.data["rows"])) == 10 + 4 + 6
     assert ladder.discussion(made.data["rows"])
+
+
+def test_a_figure_that_rises_when_training_ends_is_said_to_depend_on_it(tmp_path):
+    """By hand: best at step 500; +2 per half a nat of training loss in the end, so 4 a nat."""
+    recipe, lines = (
+        load_recipe("shakespeare-2"),
+        [(0, 1000.0, None), (500, 38.0, 3.5), (1000, 39.0, 3.2), (1500, 40.0, 3.0)],
+    )
+    path = tmp_path / "run"
+    path.mkdir()
+    logged = [{"step": step, "perplexity": held_out, "loss": loss} for step, held_out, loss in lines]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+    way = ladder.on_the_way([Run(path, recipe, {})])
+    assert way == {
+        "lowest": 38.0,
+        "lowest_at_step": 500,
+        "steps": 1000,
+        "rise": 2.0,
+        "rise_per_nat": pytest.approx(4.0),
+    }
+    row = {"model": "shakespeare-2", "held_out_perplexity": {"mean": 38.0, "per_seed": [38.0]},
+           "train_perplexity": 14.49 * math.e, "on_the_way": way}  # fmt: skip
+    (said,) = ladder.discussion([row])
+    assert "6.3% below the source" in said and "it would be 42.00, 3.5% above the source" in said
+    (path / "metrics.jsonl").write_text(json.dumps(logged[0]) + "\n")
+    assert ladder.on_the_way([Run(path, recipe, {})]) is None
+
+
+def test_the_rung_that_overfits_gets_more_seeds_at_the_full_budget_only():
+    def seeds(budget: str, n: int) -> dict[str, int]:
+        return {plan.label["model"]: len(plan.recipes) for plan in order("ladder", n, budget).plans}
+
+    assert seeds("full", 1) == dict.fromkeys(ladder.RUNGS, 1) | {"shakespeare-2": 3}
+    assert seeds("quick", 1) == dict.fromkeys(ladder.RUNGS, 1)
+    assert seeds("full", 5) == dict.fromkeys(ladder.RUNGS, 5)
 
 
 def test_several_seeds_give_the_mean_loss_and_the_errors_of_text_and_seeds(made_up_text, monkeypatch):

@@ -27,7 +27,7 @@ def of_kind(kind: type[Kind], name: str) -> Kind:
 
 
 WINOGRAD = of_kind(Winograd, "winograd")
-MADE = [name for name in task_names() if name != "shakespeare"]  # that one's text is fetched: see test_text.py
+MADE = [name for name in task_names() if not name.startswith("shakespeare")]  # a text is fetched: see test_text.py
 X_SAID, Y_SAID = {"tired", "scared", "slow", "weak"}, {"wet", "wide", "busy", "steep"}
 
 
@@ -273,8 +273,9 @@ def test_the_datasets_page_shows_shortcuts_as_measured(name):
     assert_page_shows_shortcuts(name)
 
 
-def test_the_datasets_page_shows_the_shortcuts_on_shakespeare(shakespeare):
-    assert_page_shows_shortcuts("shakespeare")
+@pytest.mark.parametrize("name", ["shakespeare", "shakespeare-64"])
+def test_the_datasets_page_shows_the_shortcuts_on_shakespeare(shakespeare, name):
+    assert_page_shows_shortcuts(name)
 
 
 def columns_of_the_page() -> list[str]:

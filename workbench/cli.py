@@ -152,6 +152,10 @@ def table(
     trained: Annotated[
         bool, typer.Option("--trained", help="Train nothing: rows whose models are not there say so.")
     ] = False,
+    memory: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="attention-cost: what a row may take; larger ones are predicted."),
+    ] = None,
     jobs: Jobs = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON to this file; - is the terminal.")
@@ -172,7 +176,8 @@ def table(
             raise WorkbenchError("--folder is for `workbench table all`; --json, --csv, --md and --tex name files")
         for file in files.values():
             _check_writable(file)
-        made = _make(order(name, seeds, budget, split_per_seed), trained, jobs)
+        options = {} if memory is None else {"memory": memory}
+        made = _make(order(name, seeds, budget, split_per_seed, options), trained, jobs)
         if Path("-") not in files.values():
             _show(made)
         for form, file in files.items():
@@ -183,6 +188,8 @@ def table(
 
     if any(files.values()):
         raise WorkbenchError("`all` writes results/NAME.json and .md for every table; choose where by --folder")
+    if memory is not None:
+        raise WorkbenchError("--memory is for `workbench table attention-cost`, not for `all`")
     page = (folder or Path()) / "results.md"
     _check_writable(page)
     orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]

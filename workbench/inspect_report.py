@@ -5,9 +5,8 @@ it costs to cut exactly those paths on the held-out task; what is erased. A part
 block of sub-layers that replace the token, say) is one line that says why.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from circuits import (
     Path,
@@ -18,30 +17,24 @@ from circuits import (
     memory_management,
     path_effects,
 )
-from circuits.claims import Claim, Verdict, claims_frame, composition_claims, looking_claims
+from circuits.claims import Claim, claims_frame
 from circuits.composition import KINDS, CompositionScores, Kind
 from circuits.cuts import PathEffects
-from circuits.errors import CircuitError
 from circuits.heads import HeadScores
 from circuits.memory import MemoryManagement
 from circuits.scores import LEVEL, Scores, p_text
-from circuits.smallest import smallest_circuit
 from circuits.spectra import CompositionSpectrum, CopyingScores
-from workbench.errors import WorkbenchError
-from workbench.evidence import examples
+from workbench.claims import EXAMPLES, PAIRS, deciding_claim, defined, scored_claims
 from workbench.runs import Run
-from workbench.wording import count, percent
+from workbench.wording import count
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-PAIRS = 4  # shown of each kind
-EXAMPLES = 256  # held-out sequences to cut on
 HEADINGS = {
     "previous_token": "previous token", "current_token": "current", "duplicate_token": "duplicate",
     "prefix_matching": "induction", "copying": "copying",
 }  # fmt: skip
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -186,8 +179,8 @@ class InspectReport:
 def inspect_report(run: Run, draws: int = 199) -> InspectReport:
     """Read one model. `draws` for every drawn null; fewer are quicker and coarser."""
     model = run.model
-    heads = _defined(lambda: head_scores(model, draws=draws))
-    composition = _defined(lambda: compositions(model))
+    heads = defined(lambda: head_scores(model, draws=draws))
+    composition = defined(lambda: compositions(model))
     pairs = [] if isinstance(composition, str) else _pairs(model, composition, draws)
     cuts = None
     if pairs:
@@ -199,39 +192,16 @@ def inspect_report(run: Run, draws: int = 199) -> InspectReport:
             model, tokens, [*paths, *joint], positions=list(run.task.scored), clusters=run.task.clusters(tokens)
         )
     known = None if isinstance(heads, str) else heads
-    memory = _defined(lambda: memory_management(model, heads=known, draws=draws))
-    copying = _defined(lambda: copying_score(model, draws=draws))
+    memory = defined(lambda: memory_management(model, heads=known, draws=draws))
+    copying = defined(lambda: copying_score(model, draws=draws))
     return InspectReport(run, heads, copying, composition, pairs, cuts, memory, _claims(run, known, composition))
 
 
 def _claims(run: Run, heads: HeadScores | None, composition: dict[Kind, CompositionScores] | str) -> list[Claim]:
     """Where heads look, whom they read, and which edges decide, as far as this model and task define it."""
-    found = [] if heads is None else looking_claims(run.model, heads)
-    tokens = run.task.held_out[:EXAMPLES]
-    if isinstance(composition, dict):
-        clusters = run.task.clusters(tokens)
-        found += composition_claims(
-            run.model, tokens, composition, positions=list(run.task.scored), clusters=clusters, pairs=PAIRS
-        )
-    deciding = _defined(lambda: _deciding(run)) if run.recipe.model.n_layers == 2 else ""
+    found = scored_claims(run, heads, composition if isinstance(composition, dict) else None)
+    deciding = defined(lambda: deciding_claim(run)) if run.recipe.model.n_layers == 2 else ""
     return found if isinstance(deciding, str) else [*found, deciding]
-
-
-def _deciding(run: Run) -> Claim:
-    """The smallest set of edges into the answer's position that does the task. Raises: Undefined without foils."""
-    circuit = smallest_circuit(run.model, examples(run, "train"), examples(run))
-    names = ", ".join(map(repr, circuit.edges))
-
-    def check() -> Verdict:
-        if not circuit.kept:
-            return Verdict(False, circuit.failed)
-        found = (
-            f"alone {percent(circuit.kept['contribution'])} right, without them {percent(circuit.cut['contribution'])}"
-        )
-        return Verdict(not circuit.failed and circuit.cut["contribution"] <= 0.6, found)
-
-    text = f"{names or 'no set of edges'} decide{'s' * (len(circuit.edges) < 2)} the answer"
-    return Claim(text, circuit.edges, "all other edges into it replaced by their mean", check)
 
 
 def _pairs(model: Any, composition: dict[Kind, CompositionScores], draws: int) -> list[Pair]:
@@ -244,14 +214,6 @@ def _pairs(model: Any, composition: dict[Kind, CompositionScores], draws: int) -
             if bool(one.outside) and one.z > 0:
                 found.append(Pair(one, composition_spectrum(model, kind, writer, reader, draws=draws), path))
     return found
-
-
-def _defined(make: Callable[[], T]) -> T | str:
-    """The part, or why it is undefined for this model."""
-    try:
-        return make()
-    except (CircuitError, WorkbenchError) as error:
-        return str(error)
 
 
 def _records(part: Any) -> list[dict[str, Any]]:

@@ -1,16 +1,52 @@
 """Numbers → Plotly figures and text. Nothing here knows Streamlit or a model: all of it works in a notebook."""
 
+from workbench.figures.arcs import arcs_figure, chain_records, chains_that_matter
 from workbench.figures.attention import attention_figure, figure_html
+from workbench.figures.composition import composition_figure, composition_records
+from workbench.figures.heads import heads_figure, scores_figure
+from workbench.figures.lens import attribution_figure, lens_figure, patching_figure, patching_records
+from workbench.figures.matrix import matrix_figure, next_figure, tables_figure
 from workbench.figures.numbers import attention_records, attention_rows, next_words
+from workbench.figures.plane import plane_figure
+from workbench.figures.positivity import positivity_figure
 from workbench.figures.roles import roles_figure
+from workbench.figures.scaling import scaling_figure
+from workbench.figures.score_terms import score_records, score_terms_figure
+from workbench.figures.seeds import seeds_figure
+from workbench.figures.spectrum import spectrum_figure
+from workbench.figures.steps import step_records, steps_html, told_html
 from workbench.figures.thumbnails import thumbnails_figure
 
 __all__ = [
+    "arcs_figure",
     "attention_figure",
     "attention_records",
     "attention_rows",
+    "attribution_figure",
+    "chain_records",
+    "chains_that_matter",
+    "composition_figure",
+    "composition_records",
     "figure_html",
+    "heads_figure",
+    "lens_figure",
+    "matrix_figure",
+    "next_figure",
     "next_words",
+    "patching_figure",
+    "patching_records",
+    "plane_figure",
+    "positivity_figure",
     "roles_figure",
+    "scaling_figure",
+    "score_records",
+    "score_terms_figure",
+    "scores_figure",
+    "seeds_figure",
+    "spectrum_figure",
+    "step_records",
+    "steps_html",
+    "tables_figure",
     "thumbnails_figure",
+    "told_html",
 ]

@@ -34,9 +34,13 @@ LOOK = """<style>
 .stPlotlyChart :is(.cartesianlayer, .infolayer) text { fill: currentColor !important; }
 [class*=st-key-wide-] { overflow-x: auto; }
 [class*=st-key-wide-] .stElementContainer { min-width: 54rem; }
-.st-key-heads svg g.scatterlayer { cursor: pointer; }
+:is(.st-key-heads, .st-key-heads_table) svg g.scatterlayer { cursor: pointer; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
+.st-key-training_step { position: sticky; top: 3.75rem; z-index: 9; background: light-dark(#fdfdfc, #16171a); }
+@media (min-width: 641px) {
+  .wb-journal tr > :first-child { position: sticky; left: 0; background: light-dark(#fdfdfc, #16171a); }
+}
 @media (max-width: 640px) { .stMainBlockContainer { padding: 3.2rem 1rem 3rem; } }
 </style>"""
 

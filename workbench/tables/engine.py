@@ -9,6 +9,7 @@ A table is a module of this package:
     compared(rows)             our figures beside the published ones
     discussion(rows)           where they agree, where they do not, and why: paragraphs with figures from the rows
     summary(rows)              optional: notes that are counted from the rows
+    OPTIONS                    optional: names of its own options, which are numbers; plans finds them in asked.options
 
 Everything is content-addressed: a run by its recipe, a row by its runs' weights and by the code that measured it. So
 nothing is trained or measured twice, a table that was killed goes on where it was, and a changed recipe or a changed
@@ -19,9 +20,9 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -61,6 +62,8 @@ class Asked:
     budget: str
     quick: Quick
     split_per_seed: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
+    """The table's own, as far as they were given."""
 
     def recipes(self, name: str, **changes: Any) -> tuple[Recipe, ...]:
         """A shipped recipe at this budget, once a seed; once only if it is not trained, since all would be the same.
@@ -125,6 +128,19 @@ class Order:
             if not trained_only:
                 train_many(self.untrained, jobs=jobs, watch=watch)
             rows = self._rows(jobs, measured or (lambda done, of: None))
+        return self.tabulate(rows, trained_only)
+
+    def kept(self, row_of: Callable[[str], Row | None]) -> list[Row]:
+        """The rows that were measured before, by what they are kept under; those that were not say "not run"."""
+        rows = []
+        for plan in self.plans:
+            folders = tuple(map(_folder, plan.recipes))
+            row = row_of(self._key(plan, folders)) if all(map(_finished, folders)) else None
+            rows.append(row or {**plan.label, "budget": NOT_RUN})
+        return rows
+
+    def tabulate(self, rows: list[Row], trained_only: bool = False) -> Table:
+        """The table of these rows, one a plan."""
         made = [row for row in rows if row["budget"] != NOT_RUN]
         summary = self.module.summary(made) if hasattr(self.module, "summary") and made else []
         from workbench.training import versions
@@ -141,6 +157,7 @@ class Order:
 
     def command(self, trained_only: bool = False) -> str:
         flags = " --split-per-seed" * self.asked.split_per_seed + " --trained" * trained_only
+        flags += "".join(f" --{name} {value:g}" for name, value in self.asked.options.items())
         return f"workbench table {self.name} --seeds {self.asked.seeds} --budget {self.asked.budget}{flags}"
 
     def _rows(self, jobs: int | None, watch: Measured) -> list[Row]:

@@ -40,12 +40,12 @@ def _section(order: Order, table: Table) -> str:
             [each.what, each.source, each.ours, {True: "agrees", False: "**differs**", None: ""}[each.agrees]]
             for each in compared
         ]
-        parts += [_rule(module), markdown_table(["", "source", "ours", ""], cells)]
+        parts += [rule(module), markdown_table(["", "source", "ours", ""], cells)]
     parts += module.discussion(rows) if rows else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _rule(module: Any) -> str:
+def rule(module: Any) -> str:
     """What "agrees" means here: the first paragraph of what the comparison says of itself."""
     return " ".join((module.compared.__doc__ or "").strip().split("\n\n")[0].split())
 
