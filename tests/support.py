@@ -168,10 +168,10 @@ def _randomised(model: Any, seed: int) -> Any:
 
 
 def app_page(name: str, **query: str) -> AppTest:
-    """A page of the app by its file's name ("two_hops"), as a link with this query opens it."""
+    """A page of the app by its file's name ("two_hops"), as a link with this query opens it; its Python is shown."""
     app = AppTest.from_file(str(content("app.py")), default_timeout=60)
     app.switch_page(f"workbench/pages/{name}.py")
-    for key, value in query.items():
+    for key, value in ({"python": "true"} | query).items():
         app.query_params[key] = value
     app.run()
     assert not app.exception

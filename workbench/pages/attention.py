@@ -4,7 +4,6 @@ from functools import partial
 
 import streamlit as st
 
-from workbench.figures import attention_figure
 from workbench.pages import attention_parts as parts
 from workbench.pages import export, frame, show
 
@@ -43,10 +42,7 @@ head, layers = parts.choose_head(prompts[0].maps)
 look = parts.Look(head, layers, direction, measure, target, what, view.letters)
 a, b = prompts[0], prompts[1] if len(prompts) > 1 else None
 sentence.markdown(frame.literal(parts.sentence(prompts, look)))
-figure = attention_figure(
-    a.maps, a.tokens, b and b.maps, b and b.tokens, head, a.at, vocabulary=vocabulary, roles=roles, layers=layers,
-    direction=direction, what=what, letters=view.letters, clickable=True,
-)  # fmt: skip
+figure = parts.figure(prompts, look, vocabulary, roles)
 parts.chart(figure, direction)
 if b and len(a.tokens) != len(b.tokens):
     st.caption(frame.literal(parts.no_difference(a, b)))

@@ -1,13 +1,13 @@
 """The parts of the attention page, top to bottom."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from workbench.figures import numbers, roles_figure, style, thumbnails_figure, words
+from workbench.figures import attention_figure, numbers, roles_figure, style, thumbnails_figure, words
 from workbench.figures.numbers import Direction, Head
 from workbench.pages import cache, export, frame, show
 from workbench.pages.cache import Side, Target
@@ -195,6 +195,23 @@ def no_difference(a: Shown, b: Shown) -> str:
     """Why there is no B − A, and where B is read."""
     why = f"A has {len(a.tokens)} words and B {len(b.tokens)}: their positions do not correspond, so there is no B − A."
     return why if a.at == b.at else f"{why} B is shown at its last position, {b.at} ‘{style.visible(b.tokens[b.at])}’."
+
+
+def figure(prompts: list[Shown], look: Look, vocabulary: tuple[str, ...], roles: Mapping[str, int]) -> "go.Figure":
+    """The maps of one prompt or two. Drawn once for all sessions that look at the same."""
+    sides = tuple((p.side.run, p.side.text) for p in prompts)
+    return _figure((sides, prompts[0].at, *astuple(look)), prompts, look, vocabulary, roles)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _figure(
+    key: tuple[Any, ...], _prompts: list[Shown], _look: Look, _vocabulary: tuple[str, ...], _roles: Mapping[str, int]
+) -> "go.Figure":
+    a, b = _prompts[0], _prompts[1] if len(_prompts) > 1 else None
+    return attention_figure(
+        a.maps, a.tokens, b and b.maps, b and b.tokens, _look.head, a.at, vocabulary=_vocabulary, roles=_roles,
+        layers=_look.layers, direction=_look.direction, what=_look.what, letters=_look.letters, clickable=True,
+    )  # fmt: skip
 
 
 def chart(figure: "go.Figure", direction: Direction) -> None:

@@ -189,11 +189,11 @@ def _model() -> tuple[Entry, list[Entry]]:
 
 
 def _name_faults(faults: list[str]) -> None:
-    """Runs that cannot be read, quietly: in full when they are few."""
-    few = len(faults) <= 2
-    with st.container() if few else st.expander(f"{len(faults)} runs cannot be read"):
-        for fault in faults:
-            st.caption(literal(fault))
+    """Runs that cannot be read, quietly."""
+    if faults:
+        with st.expander("1 run cannot be read" if len(faults) == 1 else f"{len(faults)} runs cannot be read"):
+            for fault in faults:
+                st.caption(literal(fault))
 
 
 def _added(name: str, seed: int) -> None:

@@ -76,9 +76,14 @@ def explanation(text: str) -> None:
 
 
 def python(code: str, title: str = "The Python that makes this figure") -> None:
-    """It runs as it stands, in a notebook or a script; its last line is the figure."""
-    with st.expander(title):
-        st.code(code, language="python")
+    """It runs as it stands, in a notebook or a script; its last line is the figure.
+
+    Only when it is opened: the browser fetches a megabyte and a half to colour it.
+    """
+    box = st.expander(title, key="python", on_change="rerun", bind="query-params")
+    if box.open:
+        with box:
+            st.code(code, language="python")
 
 
 def load_call(key: RunKey) -> str:
