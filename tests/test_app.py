@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from support import app_page
 
 import workbench as wb
 from circuits import attention_maps, head_scores
 from circuits.attention import contribution_maps, head_effects, moved_maps
 from workbench.content import content
 from workbench.figures import attention_figure, attention_rows, figure_html, style
-from workbench.pages import cache, errors, export, pairs, show
+from workbench.pages import attention_parts, cache, errors, export, pairs, show
 from workbench.pages.cache import Entry, Side
 from workbench.recipes import load_recipe
 from workbench.tasks import load
@@ -67,6 +68,23 @@ def test_every_shipped_model_opens(name):
     assert app.session_state.view.entry.name == name
     assert not app.error
     assert bool(app.get("plotly_chart")) == bool(app.session_state.view.entry.heads)
+
+
+def test_a_page_that_fails_says_why_and_the_frame_stands(monkeypatch, caplog):
+    monkeypatch.setattr(attention_parts, "read", lambda view: 1 / 0)
+    app = opened()
+    (error,) = (e.value for e in app.error)
+    assert "could not be computed (ZeroDivisionError: division by zero)" in error
+    assert app.title[0].value == "Attention" and app.session_state.view.prompt == SENTENCE
+    assert "division by zero" in caplog.text and "attention_parts" not in error
+    monkeypatch.undo()
+    assert not app.run().error
+
+
+def test_a_page_that_reads_no_prompt_is_shown_whatever_stands_there():
+    assert not app_page("tables", prompt="the zebra did").error
+    (error,) = (e.value for e in app_page("training", prompt="the zebra did").error)
+    assert "unknown word 'zebra'" in error
 
 
 def test_a_model_without_layers_says_so_and_still_predicts():

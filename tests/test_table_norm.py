@@ -120,7 +120,7 @@ def test_published_figures_agree_with_themselves_and_no_longer_when_off():
 
 
 def test_the_four_recipes_differ_in_norm_and_warm_up_alone():
-    recipes = [plan.recipes[0] for plan in order("norm", 1).plans]
+    recipes = [plan.recipes[0] for plan in order("norm", 1, "full").plans]
     assert len({recipe.experiment for recipe in recipes}) == 4
     assert all(r.model.n_layers == 12 and r.training.lr == 3e-3 and r.training.steps == 1000 for r in recipes)
     same = [

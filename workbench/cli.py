@@ -145,7 +145,10 @@ def train(
 def table(
     name: Annotated[str, typer.Argument(help="Which table; `all` makes every one, and a page about them.")],
     seeds: Annotated[int | None, typer.Option(help="How many; by default the table's own number.")] = None,
-    budget: Annotated[str, typer.Option(help="quick: its shape in minutes; half of the steps; or full.")] = "full",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="quick: its shape in minutes; half of the steps; or full. By default the table's own."),
+    ] = None,
     split_per_seed: Annotated[
         bool, typer.Option("--split-per-seed", help="Hold out other examples for every seed, not the same for all.")
     ] = False,

@@ -28,19 +28,20 @@ MOST_SEEDS = 10_000
 
 
 def order(
-    name: str, seeds: int | None = None, budget: str = "full", split_per_seed: bool = False,
+    name: str, seeds: int | None = None, budget: str | None = None, split_per_seed: bool = False,
     options: Mapping[str, float] | None = None,
 ) -> Order:  # fmt: skip
-    """A table to be made; by default with the table's own number of seeds, two for the budget "quick".
+    """A table to be made; by default at its own budget with its own number of seeds, two for the budget "quick".
 
     `options` are those that this table has and others have not. Raises: UnknownName; WorkbenchError for a seed count, a
     budget or an option that cannot be.
     """
     if name not in TABLES:
         raise UnknownName("table", name, [*TABLES, "all"])
+    module = import_module(f"workbench.tables.{name.replace('-', '_')}")
+    budget = getattr(module, "BUDGET", "full") if budget is None else budget
     if budget not in BUDGETS:
         raise WorkbenchError(f"--budget {budget}: expected one of {', '.join(BUDGETS)}")
-    module = import_module(f"workbench.tables.{name.replace('-', '_')}")
     number: int = seeds if seeds is not None else 2 if budget == "quick" else module.SEEDS
     if not 1 <= number <= MOST_SEEDS:
         raise WorkbenchError(f"--seeds {number}: expected 1 to {MOST_SEEDS:,}")

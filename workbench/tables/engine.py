@@ -4,6 +4,7 @@ A table is a module of this package:
 
     TITLE, NOTES, COLUMNS      what it is called, how it is read, how it is shown
     SEEDS                      how many by default
+    BUDGET                     optional: the default, where it is not "full"
     QUICK                      what the budget "quick" is here
     plans(asked)               its rows: for each, the recipes to train and the function that measures the row
     compared(rows)             our figures beside the published ones

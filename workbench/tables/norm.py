@@ -15,7 +15,7 @@ from workbench.tasks import load_task
 from workbench.tasks.text import Text
 
 TITLE = "Where LayerNorm stands, with and without warm-up"
-SEEDS = 1
+SEEDS, BUDGET = 1, "half"
 QUICK = Quick(steps=0.13, batch=0.1875)
 QUICK_BLOCKS = 6
 """At the budget "quick": twelve blocks would need minutes to be scored alone."""

@@ -22,7 +22,7 @@ from workbench.tasks.text import BLOCK, Text
 from workbench.transformer import Transformer
 
 TITLE = "Positions: trained on 64 tokens, read at 64, 128 and 256"
-SEEDS = 1
+SEEDS, BUDGET = 1, "half"
 QUICK = Quick(steps=0.15, batch=0.25)
 RECIPE = "shakespeare-positions"
 LENGTHS = (64, 128, 256)

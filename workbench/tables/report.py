@@ -20,9 +20,10 @@ def report(made: Mapping[str, tuple[Order, Table]], command: str) -> str:
     return "\n".join([HEAD.format(command=command), *(_section(*each) for each in made.values())])
 
 
-def command(seeds: int | None, budget: str, split_per_seed: bool, trained: bool, folder: Path | None) -> str:
+def command(seeds: int | None, budget: str | None, split_per_seed: bool, trained: bool, folder: Path | None) -> str:
     """The command that writes the page."""
-    flags = f" --seeds {seeds}" * (seeds is not None) + f" --budget {budget}" + " --split-per-seed" * split_per_seed
+    flags = f" --seeds {seeds}" * (seeds is not None) + f" --budget {budget}" * (budget is not None)
+    flags += " --split-per-seed" * split_per_seed
     return f"workbench table all{flags}" + " --trained" * trained + f" --folder {folder}" * (folder is not None)
 
 
