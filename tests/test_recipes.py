@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import BadRecipe, UnknownName
-from workbench.recipes import ModelConfig, Recipe, Seeds, TrainingConfig, load_recipe, parse_recipe, recipe_names
+from workbench.recipes import (
+    ModelConfig,
+    Recipe,
+    Seeds,
+    TrainingConfig,
+    grid,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+)
 
 
 def parse(**raw):
@@ -162,3 +171,42 @@ def test_any_plain_data_becomes_a_recipe_or_one_clear_line(raw):
         assert str(error).startswith("mine.toml: ")
     else:
         assert recipe.model.d_model > 0 and len(recipe.sha256) == 64
+
+
+def test_a_grid_has_every_combination_once_each_with_its_own_name():
+    base = load_recipe("winograd-2")
+    made = grid(base, ["lr=1e-3,3e-3", "d_model=32,64", "norm=post"])
+    assert [said for said, _ in made] == [
+        f"lr = {lr}, d_model = {width}, norm = post" for lr in (0.001, 0.003) for width in (32, 64)
+    ]
+    for (_, recipe), (lr, width) in zip(made, ((lr, width) for lr in (1e-3, 3e-3) for width in (32, 64)), strict=True):
+        assert (recipe.training.lr, recipe.model.d_model, recipe.model.norm) == (lr, width, "post")
+        assert (recipe.model.d_head, recipe.model.d_mlp) == (width // 4, 4 * width)  # they follow
+        assert recipe.name == f"winograd-2-{recipe.experiment[:8]}"
+    assert grid(base, []) == [("", base)]
+    assert grid(base, ["lr=1e-3"]) == [("lr = 0.001", base)]  # what the recipe says already
+    assert len(grid(base, ["lr=1e-3,1e-3"])) == 1
+
+
+def test_sizes_that_were_chosen_stay_when_the_width_changes():
+    recipe = parse(model={"d_model": 64, "n_heads": 4, "d_head": 8, "d_mlp": 0})
+    changed = recipe.changed(d_model=32)
+    assert (changed.model.d_head, changed.model.d_mlp) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("lr", "--set lr: expected FIELD=VALUE"),
+        ("lr=", "--set lr=: expected FIELD=VALUE"),
+        ("rate=1", "unknown field 'rate'"),
+        ("lr=fast", 'lr = "fast": expected a number'),
+        ("d_model=", "expected FIELD=VALUE"),
+        ("n_heads=5", "does not divide"),
+        ("norm=" + "[" * 5000, "expected one of"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(setting, message):
+    with pytest.raises((BadRecipe, UnknownName)) as error:
+        grid(load_recipe("winograd-2"), [setting])
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -26,6 +26,10 @@ app = typer.Typer(
 WIDE = 270  # columns of a terminal that has room for the widest table
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Dask = Annotated[
+    str | None,
+    typer.Option("--dask", metavar="ADDRESS", help="Train on this Dask cluster, such as tcp://10.0.0.1:8786."),
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Trainings side by side; by default one a core.")]
 
 
@@ -118,24 +122,32 @@ def train(
     name: Annotated[str, typer.Argument(help="A shipped recipe, or a TOML file.")],
     seeds: Annotated[str, typer.Option(help="Such as 3, 0-4 or 0,2,5.")] = "0",
     steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUES", help="Such as lr=1e-3,3e-3; several make a grid."),
+    ] = None,
     jobs: Jobs = None,
+    dask: Dask = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with unfinished runs.")] = False,
 ) -> None:
-    """Train a model from its recipe; several seeds side by side."""
-    from workbench.recipes import load_recipe
+    """Train a model from its recipe; several seeds, or a grid of settings, side by side."""
+    from workbench.recipes import grid, load_recipe
 
     recipe = load_recipe(name)
     if steps is not None:
         recipe = recipe.with_steps(steps)
-    wanted = [recipe.with_seed(seed) for seed in _numbers(seeds)]
+    made = grid(recipe, settings or [])
+    numbers = _numbers(seeds)
+    said = [said for said, _ in made for _ in numbers]
+    wanted = [each.with_seed(seed) for _, each in made for seed in numbers]
     from workbench.sweeps import train_many
 
     with _Bars(wanted) as bars:
-        runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch)
-    for run in runs:
+        runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch, cluster=dask)
+    for setting, run in zip(said, runs, strict=True):
         results = run.results
         print(
-            f"{run.name} seed {run.seed}: {run.score}, training accuracy "
+            f"{run.name}{f' ({setting})' if setting else ''} seed {run.seed}: {run.score}, training accuracy "
             f"{percent(results['train']['accuracy'])}, {results['steps']:,} steps "
             f"in {results['seconds']:.0f} s → {run.path}"
         )
@@ -160,6 +172,7 @@ def table(
         typer.Option(metavar="GIB", help="attention-cost: what a row may take; larger ones are predicted."),
     ] = None,
     jobs: Jobs = None,
+    dask: Dask = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON to this file; - is the terminal.")
     ] = None,
@@ -180,7 +193,7 @@ def table(
         for file in files.values():
             _check_writable(file)
         options = {} if memory is None else {"memory": memory}
-        made = _make(order(name, seeds, budget, split_per_seed, options), trained, jobs)
+        made = _make(order(name, seeds, budget, split_per_seed, options), trained, jobs, dask)
         if Path("-") not in files.values():
             _show(made)
         for form, file in files.items():
@@ -198,7 +211,7 @@ def table(
     orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]
     done = {}
     for each in orders:
-        made = _make(each, trained, jobs)
+        made = _make(each, trained, jobs, dask)
         done[each.name] = (each, made)
         (page.parent / "results").mkdir(exist_ok=True)
         for form, suffix in (("json", "json"), ("markdown", "md")):
@@ -208,9 +221,9 @@ def table(
     print(f"all: {page}")
 
 
-def _make(order: "Order", trained: bool, jobs: int | None) -> "Table":
+def _make(order: "Order", trained: bool, jobs: int | None, cluster: str | None) -> "Table":
     with _Bars([] if trained else order.untrained) as bars:
-        return order.make(trained_only=trained, jobs=jobs, watch=bars.watch, measured=bars.measured)
+        return order.make(trained_only=trained, jobs=jobs, watch=bars.watch, measured=bars.measured, cluster=cluster)
 
 
 data = typer.Typer(help="Texts to train on, which are fetched and not part of the workbench.", rich_markup_mode=None)

@@ -22,9 +22,11 @@ This module imports neither torch nor TransformerLens.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -236,6 +238,28 @@ class Recipe:
         warmup = round(self.training.warmup * steps / self.training.steps)
         return dataclasses.replace(self, training=dataclasses.replace(self.training, steps=steps, warmup=warmup))
 
+    def changed(self, **settings: Any) -> "Recipe":
+        """The same recipe with other values of fields of its model or training.
+
+        d_head and d_mlp that have the default of their width follow d_model and n_heads. Raises: UnknownName.
+        """
+        of_model, of_training = ModelConfig.__dataclass_fields__, TrainingConfig.__dataclass_fields__
+        for name in settings:
+            if name not in of_model and name not in of_training:
+                raise UnknownName("field", name, [*of_model, *of_training])
+        model = {name: value for name, value in settings.items() if name in of_model}
+        training = {name: value for name, value in settings.items() if name in of_training}
+        if {"d_model", "n_heads"} & model.keys():
+            if self.model.d_head * self.model.n_heads == self.model.d_model:
+                model.setdefault("d_head", 0)
+            if self.model.d_mlp == 4 * self.model.d_model:
+                model.setdefault("d_mlp", -1)
+        return dataclasses.replace(
+            self,
+            model=dataclasses.replace(self.model, **model),
+            training=dataclasses.replace(self.training, **training),
+        )
+
     @property
     def sha256(self) -> str:
         """Of every field that changes the weights."""
@@ -308,6 +332,36 @@ def parse_recipe(raw: dict[str, Any], name: str, where: str) -> Recipe:
         return Recipe(**values)
     except WorkbenchError as error:
         raise BadRecipe(f"{where}: {error}") from None
+
+
+def grid(recipe: Recipe, settings: Sequence[str]) -> list[tuple[str, Recipe]]:
+    """A recipe for every combination of settings such as "lr=1e-3,3e-3", each with what sets it apart in words.
+
+    Each has a name of its own, with a piece of its hash. Raises: BadRecipe, UnknownName.
+    """
+    axes = [[(field_name, value) for value in values] for field_name, values in map(_setting, settings)]
+    made: dict[str, tuple[str, Recipe]] = {}
+    for chosen in itertools.product(*axes):
+        changed = recipe.changed(**dict(chosen))
+        name = recipe.name if changed.experiment == recipe.experiment else f"{recipe.name}-{changed.experiment[:8]}"
+        said = ", ".join(f"{field_name} = {value}" for field_name, value in chosen)
+        made[changed.experiment] = said, dataclasses.replace(changed, name=name)
+    return list(made.values())
+
+
+def _setting(text: str) -> tuple[str, list[Any]]:
+    """ "lr=1e-3,3e-3" → lr and its values; a text needs no quotes."""
+    field_name, equals, values = text.partition("=")
+    if not equals or not values.strip():
+        raise BadRecipe(f"--set {text[:60]}: expected FIELD=VALUE or FIELD=VALUE,VALUE, such as lr=1e-3,3e-3")
+
+    def value_of(part: str) -> Any:
+        try:
+            return tomllib.loads(f"x = {part}")["x"]
+        except (tomllib.TOMLDecodeError, RecursionError):
+            return part
+
+    return field_name.strip(), [value_of(part.strip()) for part in values.split(",")]
 
 
 def recipe_names() -> list[str]:

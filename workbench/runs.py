@@ -17,7 +17,9 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -250,6 +252,20 @@ def read_tensors(path: Path) -> "tuple[dict[str, torch.Tensor], dict[str, str]]"
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise BadRun(f"{path} is missing or damaged ({error}); delete it and train again") from None
+
+
+def place_run(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put a whole run where it belongs, all of its files or none. Raises: OSError, also where there already is one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, data in files.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            write_atomic(made / name, data)
+        made.chmod(0o755)
+        os.rename(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

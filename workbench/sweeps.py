@@ -25,17 +25,24 @@ Watch = Callable[[int, dict[str, Any]], None]
 
 
 def train_many(
-    recipes: Sequence[Recipe], *, jobs: int | None = None, resume: bool = True, watch: Watch | None = None
-) -> list[Run]:
+    recipes: Sequence[Recipe], *, jobs: int | None = None, resume: bool = True, watch: Watch | None = None,
+    cluster: str | None = None,
+) -> list[Run]:  # fmt: skip
     """Train every recipe that is not trained yet; their runs, in order. By default on all cores.
 
-    Progress is read from the runs' own metrics files. Raises what the first failing training raises.
+    `cluster` is the address of a Dask scheduler whose workers train instead (workbench.cluster). Progress is read from
+    the runs' own metrics files. Raises what the first failing training raises.
     """
     seen: Watch = watch or (lambda index, line: None)
     folders = [run_folder(recipe) for recipe in recipes]
     for recipe, folder in zip(recipes, folders, strict=True):  # one that may not run stops none that is under way
         check_folder(folder, recipe, resume)
 
+    if cluster is not None:
+        from workbench.cluster import train_on
+
+        train_on(cluster, recipes, folders, seen)
+        return [load(folder) for folder in folders]
     if min(jobs or os.cpu_count() or 1, len(recipes)) <= 1:
         return [train(r, resume=resume, progress=partial(seen, i)) for i, r in enumerate(recipes)]
 

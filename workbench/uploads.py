@@ -8,16 +8,12 @@ scored on the held-out sequences here.
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import tomllib
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import BadRecipe, BadRun, WorkbenchError
-from workbench.files import write_atomic
 from workbench.recipes import Recipe, parse_recipe, recipe_names
-from workbench.runs import Run, build_model, load, run_folder, runs_folder
+from workbench.runs import Run, build_model, load, place_run, run_folder, runs_folder
 from workbench.tasks import load_task, task_names
 
 if TYPE_CHECKING:
@@ -42,19 +38,13 @@ def add_run(name: str, recipe: bytes, weights: bytes) -> Run:
     if folder.exists():
         raise BadRun(f"there is a run {asked.name} with seed {asked.seeds.initialisation} already; choose another name")
     results = _scored(asked, weights)
+    files = {
+        "recipe.toml": asked.to_toml().encode(),
+        "model.safetensors": weights,
+        "run.json": json.dumps(results, indent=1).encode(),
+    }
     try:
-        runs_folder().mkdir(parents=True, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=".upload-", dir=runs_folder())
-        try:
-            inside = type(folder)(made) / asked.name / folder.name
-            inside.mkdir(parents=True)
-            write_atomic(inside / "recipe.toml", asked.to_toml().encode())
-            write_atomic(inside / "model.safetensors", weights)
-            write_atomic(inside / "run.json", json.dumps(results, indent=1).encode())
-            folder.parent.mkdir(exist_ok=True)
-            os.rename(inside, folder)  # all of it or nothing; it fails if somebody was quicker
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        place_run(folder, files)
     except OSError as error:
         raise WorkbenchError(f"cannot keep {asked.name} in {runs_folder()} ({error.strerror or error})") from None
     return load(folder)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from workbench.figures.arcs import arcs_figure, chain_records, chains_that_matter
     from workbench.figures.attention import attention_figure, figure_html
     from workbench.figures.composition import composition_figure, composition_records
-    from workbench.figures.heads import heads_figure, scores_figure
+    from workbench.figures.heads import headings_figure, heads_figure, scores_figure
     from workbench.figures.lens import attribution_figure, lens_figure, patching_figure, patching_records
     from workbench.figures.matrix import matrix_figure, next_figure, tables_figure
     from workbench.figures.numbers import attention_records, attention_rows, next_words
@@ -39,6 +39,7 @@ _HOME = {
         "composition_records",
     ),
     "heads": (
+        "headings_figure",
         "heads_figure",
         "scores_figure",
     ),
@@ -87,6 +88,7 @@ __all__ = [
     "composition_figure",
     "composition_records",
     "figure_html",
+    "headings_figure",
     "heads_figure",
     "lens_figure",
     "matrix_figure",

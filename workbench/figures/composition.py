@@ -18,7 +18,8 @@ NAMES = {"Q": "query", "K": "key", "V": "value"}
 SIDE, LEFT, TOP, BOTTOM = 250, 56, 92, 58  # pixels
 SPACE = 0.07  # of the width
 NUMBERED = 8  # heads along a map up to which cells carry their number
-TICKS = 12  # most head names along an axis
+TICKS = 12  # most head names down an axis
+ACROSS = 24  # most characters of them along one
 
 
 def composition_figure(
@@ -125,16 +126,16 @@ def _scale(top: float) -> dict[str, Any]:
 
 
 def _axes(number: str, domain: list[float], writers: list[str], readers: list[str]) -> dict[str, Any]:
-    step = -(-len(writers) // TICKS)
+    step, across = -(-len(writers) // TICKS), ACROSS // max(map(len, readers))
     common: dict[str, Any] = {
         "showgrid": False, "zeroline": False, "ticks": "", "fixedrange": True, "constrain": "domain",
-        "tickfont": {"family": style.MONOSPACE, "size": 13}, "ticklabelstandoff": 4, "tick0": 0, "dtick": step,
+        "tickfont": {"family": style.MONOSPACE, "size": 13}, "ticklabelstandoff": 4, "tick0": 0,
     }  # fmt: skip
     names = [{"labelalias": {str(i): name for i, name in enumerate(of)}} for of in (readers, writers)]
     x = {"domain": domain, "anchor": f"y{number}", "range": [-0.5, len(readers) - 0.5], "tickangle": 0,
-         "constraintoward": "left"}  # fmt: skip
+         "constraintoward": "left", "dtick": -(-len(readers) // across)}  # fmt: skip
     y = {"anchor": f"x{number}", "range": [len(writers) - 0.5, -0.5], "scaleanchor": f"x{number}",
-         "constraintoward": "top"}  # fmt: skip
+         "constraintoward": "top", "dtick": step}  # fmt: skip
     return {f"xaxis{number}": common | x | names[0], f"yaxis{number}": common | y | names[1]}
 
 

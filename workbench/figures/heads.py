@@ -22,23 +22,23 @@ LEFT_OUT = ("current_token",)
 """For want of room; it is on a head's own page."""
 
 
-def heads_figure(table: HeadTable, by: str | None = None) -> go.Figure:
-    """The table, a line a head: by one of its columns, or block by block.
+def heads_figure(table: HeadTable, by: str | None = None, headings: bool = True) -> go.Figure:
+    """The table, a line a head: by one of its columns, or block by block; without its headings where
+    `headings_figure` stands above it.
 
     Every cell answers a click with the head's name as customdata. Raises: UnknownName for a column.
     """
+    above = HEAD if headings else FOOT
     names, histories = table.names, table.histories
-    columns = [column for column in table.columns if column.key not in LEFT_OUT]
+    columns, at, lines_at, width = _columns(table)
     order = table.order(by)
     rows = [names[i] for i in order]
-    at = [NAME + ROLE + k * (CELL + NUMBER + GAP) for k in range(len(columns))]
-    lines_at = NAME + ROLE + len(columns) * (CELL + NUMBER + GAP)
-    width = lines_at + (LINE if histories else 0)
-    height = HEAD + ROW * max(len(rows), 1) + FOOT
+    height = above + ROW * max(len(rows), 1) + FOOT
     layout = style.layout(
-        height, margin={"l": 0, "r": 0, "t": HEAD, "b": FOOT}, annotations=[], shapes=[],
+        height, margin={"l": 0, "r": 0, "t": above, "b": FOOT}, shapes=[],
         xaxis={"visible": False, "range": [0, width], "fixedrange": True},
         yaxis={"visible": False, "range": [len(rows) - 0.5, -0.5], "fixedrange": True},
+        annotations=_headings(columns, at, lines_at if histories else None) if headings else [],
     )  # fmt: skip
     layout["shapes"] += _rules(rows, width)
     data = [_text([0] * len(rows), range(len(rows)), [f"<b>{name}</b>" for name in rows], mono=True)]
@@ -47,7 +47,6 @@ def heads_figure(table: HeadTable, by: str | None = None) -> go.Figure:
     bars, dots, hollow, numbers = [], [], [], []
     touch: list[tuple[float, float, str, str]] = []
     for column, left in zip(columns, at, strict=True):
-        layout["annotations"] += _heading(column.title, column.unit, left)
         x = _scale(column.span, left)
         zero = x(0.0)
         if column.span[0] < 0 and rows:
@@ -66,13 +65,24 @@ def heads_figure(table: HeadTable, by: str | None = None) -> go.Figure:
     data += [_bars(bars, False), _bars(bars, True), _dots(dots, True), _dots(hollow, False)]
     data.append(_text([x for x, *_ in numbers], [row for _, row, _ in numbers], [text for *_, text in numbers]))
     if histories:
-        layout["annotations"] += _heading("training", "log steps", lines_at)
         data += _histories(rows, histories, lines_at, touch)
     for row, name in enumerate(rows):
         hover = f"head {name}" + (f": {style.escaped(called[row])}" if called[row] else "") + "<br>click: its own page"
         touch += [(NAME * 0.4, row, name, hover), (NAME + ROLE * 0.4, row, name, hover)]
     data.append(_touch(touch))
     return go.Figure(data, layout)
+
+
+def headings_figure(table: HeadTable) -> go.Figure:
+    """The headings of `heads_figure` alone: they stay where the table scrolls."""
+    columns, at, lines_at, width = _columns(table)
+    layout = style.layout(
+        HEAD, margin={"l": 0, "r": 0, "t": HEAD - 1, "b": 0},
+        annotations=_headings(columns, at, lines_at if table.histories else None),
+        xaxis={"visible": False, "range": [0, width], "fixedrange": True},
+        yaxis={"visible": False, "range": [0, 1], "fixedrange": True},
+    )  # fmt: skip
+    return go.Figure([_text([], [], [])], layout)
 
 
 def scores_figure(table: HeadTable, head: str) -> go.Figure:
@@ -141,6 +151,21 @@ def _scale(span: tuple[float, float], left: float) -> Callable[[float], float]:
         return left + CELL * min(1.0, max(0.0, (value - low) / (high - low)))
 
     return place
+
+
+def _columns(table: HeadTable) -> tuple[list[Column], list[float], float, float]:
+    """Those that are shown, where each begins, where the lines over training do, and the width of it all."""
+    columns = [column for column in table.columns if column.key not in LEFT_OUT]
+    each = CELL + NUMBER + GAP
+    at = [float(NAME + ROLE + k * each) for k in range(len(columns))]
+    end = NAME + ROLE + len(columns) * each
+    return columns, at, end, end + (LINE if table.histories else 0)
+
+
+def _headings(columns: Sequence[Column], at: Sequence[float], lines_at: float | None) -> list[dict[str, Any]]:
+    """`lines_at`: where the lines over training begin, if there are any."""
+    found = [part for c, left in zip(columns, at, strict=True) for part in _heading(c.title, c.unit, left)]
+    return found if lines_at is None else [*found, *_heading("training", "log steps", lines_at)]
 
 
 def _heading(title: str, unit: str, left: float) -> list[dict[str, Any]]:

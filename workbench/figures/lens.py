@@ -45,7 +45,7 @@ def lens_figure(
     cell = 9
     heat: dict[str, Any] = {
         "type": "heatmap", "z": best.values.tolist(),
-        "customdata": hover, "hovertemplate": "%{customdata}<extra></extra>", "xgap": 1, "ygap": 1,
+        "customdata": hover, "hovertemplate": "%{customdata}<extra></extra>", "xgap": _gap(length), "ygap": 1,
         "coloraxis": "coloraxis", "name": "stream",
     }  # fmt: skip
     if shown:
@@ -140,7 +140,8 @@ def patching_figure(
             for i in range(len(rows))
         ]
         data.append({
-            "type": "heatmap", "z": values.tolist(), "coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "name": title,
+            "type": "heatmap", "z": values.tolist(), "coloraxis": "coloraxis", "name": title,
+            "xgap": _gap(len(tokens)), "ygap": 1,
             "customdata": said, "hovertemplate": "%{customdata}<extra></extra>", **axes,
         })  # fmt: skip
         if clickable and len(tokens) <= style.MAX_TOUCH:
@@ -163,6 +164,21 @@ def patching_figure(
         ]  # fmt: skip
         upper -= size + GAP / height
     return go.Figure(data, layout)
+
+
+def stream_records(found: StreamWords, tokens: Sequence[str], vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What the stream would say at each place and position, and the probability of that word."""
+    best = found.probabilities[..., : len(vocabulary)].max(-1)
+    for place, words, shares in zip(found.places, best.indices.tolist(), best.values.tolist(), strict=True):
+        for j, (word, share) in enumerate(zip(words, shares, strict=True)):
+            yield {"place": place, "position": j, "token": tokens[j], "says": str(vocabulary[word]),
+                   "probability": share}  # fmt: skip
+
+
+def attribution_records(found: Attribution) -> Iterator[dict[str, Any]]:
+    """What each component adds straight to answer − foil, in logits."""
+    for name, value in zip(found.components, found.values.tolist(), strict=True):
+        yield {"component": component_words(name), "adds to answer − foil": value}
 
 
 def patching_records(found: Patching, tokens: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -189,6 +205,11 @@ def component_words(component: str) -> str:
         return f"neurons of block {int(layer) + 1}"
     names = {"embed": "embedding", "pos": "position", "bias": "output biases", "last norm": "last norm's bias"}
     return f"head {component}" if part else names[component]
+
+
+def _gap(length: int) -> int:
+    """Pixels between two columns: none where they are narrow."""
+    return 1 if length <= 2 * style.MAX_TOUCH else 0
 
 
 def _row(n: int) -> int:

@@ -56,9 +56,11 @@ def plane_figure(plane: AnswerPlane, tokens: Sequence[str], answer: str, foil: s
     longest = max((math.hypot(x, y) for _, x, y in ends), default=0)
     middle = [((a[0] + b[0]) / 2, (a[1] + b[1]) / 2) for a, b in pairwise(points)]
     labels = [html.escape(n, quote=False) if math.hypot(x, y) > 0.2 * longest else "" for n, x, y in ends]
+    beside = ["top center" if abs(x) > abs(y) else f"middle {'left' if at < 0 else 'right'}"
+              for (_, x, y), (at, _) in zip(ends, middle, strict=True)]  # fmt: skip
     data.append({
         "type": "scatter", "mode": "markers+text", "x": [x for x, _ in middle], "y": [y for _, y in middle],
-        "marker": {"size": 12, "opacity": 0}, "text": labels, "textposition": "top center", "name": "sources",
+        "marker": {"size": 12, "opacity": 0}, "text": labels, "textposition": beside, "name": "sources",
         "textfont": {"size": 13, "family": style.MONOSPACE},
         "hovertext": [f"{html.escape(n, quote=False)}: {style.signed(x)} answer − foil" for n, x, _ in ends],
         "hovertemplate": "%{hovertext}<extra></extra>",

@@ -44,7 +44,7 @@ STYLE = f"""<style>
 .sb th, .sb td {{ padding: .1rem .15rem; border: 0; text-align: right; white-space: nowrap; }}
 .sb th[scope=row], .sb .eq {{ text-align: left; font-weight: 400; padding-right: .5rem; white-space: normal; }}
 .sb th[scope=row], .sb .eq {{ flex: 0 0 10.6rem; width: 10.6rem; min-width: 10.6rem; max-width: 10.6rem; }}
-.sb th[scope=row] small, .sb .eq small {{ display: block; font: .72rem/1.25 sans-serif; opacity: .66; }}
+.sb th[scope=row] small, .sb .eq small {{ display: block; font: .8rem/1.25 'Source Sans', sans-serif; opacity: .7; }}
 .sb th[scope=row] small, .sb .eq small {{ white-space: normal; }}
 .sb th[scope=col] {{ font-weight: 500; vertical-align: bottom; cursor: pointer; }}
 .sb th[scope=col] small {{ display: block; opacity: .6; font-size: .68rem; }}

@@ -145,7 +145,8 @@ def matrix(which: "Which", view: View, sentence: "DeltaGenerator") -> None:
     st.html(STYLE + side_by_side(*_lists(found, words, names, chosen)))
     show.explanation(EXPLANATIONS[which])
     show.downloads(f"{which}-{view.entry.name}-{head}", figure, lambda: _entries(found, words, names, chosen))
-    show.python(matrix_code(key, head, which, small, bool(every)))
+    kind = "figure" if small else "table"
+    show.python(matrix_code(key, head, which, small, bool(every)), f"The Python that makes this {kind}")
 
 
 def _lists(found: "TokenCircuit", words: Sequence[str], names: tuple[str, str, str], chosen: int | None) -> list[str]:

@@ -35,6 +35,10 @@ LOOK = """<style>
 [class*=st-key-wide-] { overflow-x: auto; }
 [class*=st-key-wide-] .stElementContainer { min-width: 54rem; }
 :is(.st-key-heads, .st-key-heads_table) svg g.scatterlayer { cursor: pointer; }
+.st-key-heads_tall [class*=st-key-wide-] { overflow: visible; }
+.stLayoutWrapper:has(> .st-key-wide-heads_headings) {
+  position: sticky; top: 0; z-index: 9; background: light-dark(#fdfdfc, #16171a);
+}
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
 .st-key-training_step { position: sticky; top: 3.75rem; z-index: 9; background: light-dark(#fdfdfc, #16171a); }

@@ -241,11 +241,15 @@ def all_heads(view: View, table: "HeadTable") -> None:
         if points:
             st.session_state.head_page = str(points[0]["customdata"])
 
-    from workbench.figures import heads_figure
+    from workbench.figures import headings_figure, heads_figure
 
     rank = choose_rank(table)
-    figure = heads_figure(table, rank)
-    show.chart(figure, "heads_table", touched, height=46 + 30 * TALL if len(table.names) > TALL else None)
+    if len(table.names) > TALL:
+        with st.container(key="heads_tall", height=46 + 30 * TALL, border=False, gap=None):
+            show.chart(headings_figure(table), "heads_headings", buttons=False)
+            show.chart(heads_figure(table, rank, headings=False), "heads_table", touched, buttons=False)
+    else:
+        show.chart(heads_figure(table, rank), "heads_table", touched)
     worth = f"; cut on {table.cut_on} held-out sequences in {table.clusters} clusters" if table.cut_on else ""
     trained = ", at the right the score of its role (else induction) over training" if table.histories else ""
     st.caption(literal(f"Grey bar: the middle 95 % of the null; hollow: inside it{worth}{trained}. Click a line for "

@@ -1,13 +1,14 @@
 """The parts of the page Lens, top to bottom."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from workbench.figures import attribution_figure, lens_figure, patching_figure, patching_records, style, words
-from workbench.figures.lens import PARTS, component_words
+from workbench.figures import attribution_figure, lens_figure, listing, patching_figure, patching_records, style, words
+from workbench.figures.lens import PARTS, attribution_records, component_words, stream_records
 from workbench.pages import cache, frame, show
 from workbench.pages.cache import RunKey, Target
 from workbench.pages.frame import View, literal
@@ -72,7 +73,7 @@ def _usual(view: View) -> Target:
 def stream(view: View) -> "go.Figure":
     """What the stream would say at each place."""
     tokens = _tokens(view)
-    st.html(words.title("What the stream would say at each place"))
+    st.html(words.STYLE + words.title("What the stream would say at each place"))
     figure = lens_figure(_stream(view.entry.at(), view.prompt), tokens, view.run.task.vocabulary.words,
                          view.destination)  # fmt: skip
     show.chart(figure, "lens_stream")
@@ -117,7 +118,7 @@ def sentence(view: View, target: Target, what: str, found: "Attribution | None")
     probabilities = lens.probabilities[:, at, : len(words)]
     said = probabilities.argmax(-1).tolist()
     same = len(said) - next((i for i, token in enumerate(reversed(said)) if token != said[-1]), len(said))
-    since = f"first said for good by the stream at “{lens.places[same]}”" if len(said) > 1 else "said by the embedding"
+    since = f"as the stream does from “{lens.places[same]}” on" if len(said) > 1 else "as the embedding does"
     text = (
         f"At {_here(view)} {view.entry.name} says ‘{style.visible(str(words[said[-1]]))}’ "
         f"({percent(float(probabilities[-1, said[-1]]))}), {since}"
@@ -126,7 +127,7 @@ def sentence(view: View, target: Target, what: str, found: "Attribution | None")
         return f"{text}."
     best = int(found.values.abs().argmax())
     most = f"{component_words(found.components[best])} adds {style.signed(float(found.values[best]))}"
-    return f"{text}; of the {style.signed(found.total)} logits of {what}, {most}, the most of all components."
+    return f"{text}; of the {style.signed(found.total)} logits of {what}, {most}, the largest part."
 
 
 def neurons(view: View, target: Target, what: str) -> None:
@@ -149,17 +150,19 @@ def neurons(view: View, target: Target, what: str) -> None:
             return "  ".join(style.visible(str(vocabulary[t])) for t in tokens if t < len(vocabulary))
 
         rows = [
-            {
-                "neuron": f"{neuron.layer}.{neuron.index}", "activation": neuron.activation,
-                f"adds to {what}": neuron.adds, "raises": listed(neuron.raises),
-                "lowers": listed(neuron.lowers),
-            }
+            [
+                listing.Cell(f"{neuron.layer}.{neuron.index}", "token"),
+                listing.number(style.signed(neuron.activation)),
+                listing.number(style.signed(neuron.adds)),
+                listing.Cell(listed(neuron.raises), "token"),
+                listing.Cell(listed(neuron.lowers), "token"),
+            ]
             for neuron in found
-        ]  # fmt: skip
-        number = st.column_config.NumberColumn(format="%.2f")
-        st.dataframe(rows, hide_index=True, column_config={"activation": number, f"adds to {what}": number})
+        ]
+        headings = ("neuron", "activation", f"adds to {what}, logits", "raises", "lowers")
+        st.html(listing.STYLE + listing.listing(headings, rows))
         st.caption(literal(f"A neuron is called layer.number. Activations after the non-linearity at {_here(view)}; "
-                           "what it adds is in logits; words by its output weights alone."))  # fmt: skip
+                           "words by its output weights alone."))  # fmt: skip
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -260,10 +263,20 @@ def _patching(key: RunKey, clean: str, corrupted: str, position: int, target: Ta
     return patching(run.model, run.encode(clean), run.encode(corrupted), position, target.answer, _foil(target))
 
 
-def downloads(view: View, figure: "go.Figure", patched: "Patching | None") -> None:
-    tokens = _tokens(view)
-    name = f"lens-{view.entry.name}"
-    show.downloads(name, figure, None if patched is None else partial(patching_records, patched, tokens))
+def downloads(view: View, figure: "go.Figure", added: "Attribution | None", patched: "Patching | None") -> None:
+    """The stream's figure and numbers; what components add, and the grids, where they are shown."""
+    tokens, vocabulary = _tokens(view), view.run.task.vocabulary.words
+    found = _stream(view.entry.at(), view.prompt)
+    more: dict[str, Callable[[], show.Records]] = {}
+    if added is not None:
+        more["components"] = partial(attribution_records, added)
+    if patched is not None:
+        more["patching"] = partial(patching_records, patched, tokens)
+    files = {
+        f"{what} (CSV)": (f"{what}.csv", "text/csv", lambda records=records: show.as_csv(records()))
+        for what, records in more.items()
+    }
+    show.downloads(f"lens-{view.entry.name}", figure, partial(stream_records, found, tokens, vocabulary), **files)
 
 
 def snippet(view: View) -> str:

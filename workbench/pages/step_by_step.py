@@ -15,8 +15,8 @@ if not entry.heads:
     st.stop()
 
 sentence = st.empty()
+head = parts.choose_head(view)
 with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
-    head = parts.choose_head(view)
     scaled, masked = parts.choose_switches()
 try:
     with st.spinner("Running the model …"):

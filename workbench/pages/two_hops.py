@@ -42,7 +42,7 @@ else:
     with place:
         show.chart(figure, "arcs", partial(parts.click, shown, tokens, at))
     with about:
-        st.caption(frame.literal(f"{parts.interaction(hops)} {parts.left_out(hops, shown, scope, kinds)}"))
+        st.caption(frame.literal(f"{parts.interaction(hops)} {parts.left_out(hops, tokens, at, shown, scope, kinds)}"))
     if chain is not None:
         parts.experiment(view, asked, chain, maps, tokens)
     parts.mechanism(view)

@@ -136,7 +136,7 @@ def interaction(hops: "TwoHops") -> str:
     if not n:
         return "Q- and K-chains are not measured."
     together, extra, clean = float(hops.together.mean()), hops.interaction, abs(float(hops.clean.mean()))
-    said = f"Effects of cuts do not add up: all {n:,} Q- and K-chains cut at once cost {one_decimal(together)}"
+    said = f"Effects of cuts do not add up: all {n:,} Q- and K-chains cut at once cost {one_decimal(together)} logits"
     if abs(extra) < 0.05 * clean:
         return f"{said}, which hardly differs from one by one (interaction {one_decimal(extra)})."
     if extra > 0:
@@ -146,16 +146,20 @@ def interaction(hops: "TwoHops") -> str:
     return f"{said}, {how} than one by one (interaction {one_decimal(extra)}): so it is where {why}."
 
 
-def left_out(hops: "TwoHops", shown: "Sequence[Chain]", scope: Scope, kinds: str) -> str:
+def left_out(
+    hops: "TwoHops", tokens: Sequence[str], position: int, shown: "Sequence[Chain]", scope: Scope, kinds: str
+) -> str:
     """How many chains are not drawn, the largest of them, and what was not measured."""
-    from workbench.figures.arcs import one_decimal
+    from workbench.figures.arcs import chain_words, one_decimal
 
     others = [(chain, value) for chain, value in hops.ranked() if chain not in shown and chain.kind in kinds]
     said = f"Drawn: {len(shown)} of {count(len(hops.chains), 'chain')}."
     if hops.chains and not shown:
         said += " Lower ‘worth at least’ to see smaller ones."
     if others:
-        said += f" The largest that is not: {others[0][0]} ({one_decimal(others[0][1])})."
+        said += (
+            f" The largest that is not: {chain_words(others[0][0], tokens, position)} ({one_decimal(others[0][1])})."
+        )
     if not scope.all_heads:
         said += f" Heads measured: {', '.join(map(head_name, scope.heads))}."
     if not scope.all_places:

@@ -106,10 +106,10 @@ def choose_words(view: View, maps: "AttentionMaps", second: "AttentionMaps | Non
     names: dict[str, int] = {}
     for token in dict.fromkeys([answer, foil, *range(len(words))]):
         names.setdefault(style.visible(words[token]), token)
-    how = "logits are compared: the answer's minus the foil's"
+    how = "numbers below are about the logit of the answer minus that of the foil"
     chosen = [
-        one_of(label, list(names), key, list(names).index(style.visible(words[usual])), width=170, help=how)
-        for label, key, usual in (("Answer", "hops_answer", answer), ("minus", "hops_foil", foil))
+        one_of(label, list(names), key, list(names).index(style.visible(words[usual])), width=150, help=how)
+        for label, key, usual in (("Answer", "hops_answer", answer), ("Foil", "hops_foil", foil))
     ]
     target = Target(names[chosen[0]], names[chosen[1]])
     return Asked(view.entry.at(), view.prompt, at, target, *chosen)
@@ -130,9 +130,9 @@ def choose_layers(n_layers: int) -> tuple[int, int]:
     if n_layers == 2:
         return 0, 1
     names = {f"block {i + 1}": i for i in range(n_layers)}
-    lower = one_of("Earlier block", list(names)[:-1], "hops_lower", n_layers - 2)
+    lower = one_of("Earlier block", list(names)[:-1], "hops_lower", n_layers - 2, width=110)
     later = list(names)[names[lower] + 1 :]
-    return names[lower], names[one_of("Later block", later, "hops_upper", len(later) - 1)]
+    return names[lower], names[one_of("Later block", later, "hops_upper", len(later) - 1, width=110)]
 
 
 def one_of(label: str, options: list[str], key: str, index: int, *, width: Any = 150, help: str | None = None) -> str:

@@ -71,12 +71,7 @@ class Asked:
 
         `changes` are fields of its model or training, so that a table can vary what is varied nowhere else.
         """
-        recipe = load_recipe(name)
-        for part in ("model", "training"):
-            config = getattr(recipe, part)
-            own = {key: value for key, value in changes.items() if key in type(config).__dataclass_fields__}
-            if own:
-                recipe = dataclasses.replace(recipe, **{part: dataclasses.replace(config, **own)})
+        recipe = load_recipe(name).changed(**changes)
         if not recipe.training.steps:
             return (recipe,)
         if self.budget != "full":
@@ -118,16 +113,17 @@ class Order:
 
     def make(
         self, *, trained_only: bool = False, jobs: int | None = None, watch: Watch | None = None,
-        measured: Measured | None = None,
+        measured: Measured | None = None, cluster: str | None = None,
     ) -> Table:  # fmt: skip
         """Train what is not trained yet, measure what is not measured yet, and tabulate.
 
-        `trained_only` trains nothing: rows whose models are not there say "not run". Raises: WorkbenchError if another
+        `trained_only` trains nothing: rows whose models are not there say "not run". `cluster`: a Dask scheduler whose
+        workers train; rows are measured here. Raises: WorkbenchError if another
         process is making the same table.
         """
         with _locked(self.name):
             if not trained_only:
-                train_many(self.untrained, jobs=jobs, watch=watch)
+                train_many(self.untrained, jobs=jobs, watch=watch, cluster=cluster)
             rows = self._rows(jobs, measured or (lambda done, of: None))
         return self.tabulate(rows, trained_only)
 

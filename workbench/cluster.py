@@ -1,0 +1,120 @@
+"""Training on an existing Dask cluster: many seeds on many machines, which share nothing but the network.
+
+What is sent is a recipe, and the file of its task if that is not one of the project's; a worker trains in a folder of
+its own and sends the run back, which is put into the runs folder here, whole or not at all. So a worker that dies costs
+its own run only (Dask starts it again elsewhere), and a driver that was killed and is started again goes on with the
+runs that are not here yet. Workers need the same version of the workbench, and the text where a recipe trains on one.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import workbench
+from workbench.errors import WorkbenchError
+from workbench.recipes import Recipe
+from workbench.runs import place_run, read_metrics
+from workbench.training import check_folder, train
+
+PATIENCE = 20  # seconds to find the scheduler
+
+
+def train_on(
+    address: str, recipes: Sequence[Recipe], folders: Sequence[Path], watch: Callable[[int, dict[str, Any]], None]
+) -> None:
+    """Train what is not in its folder yet on the workers of the scheduler at `address`.
+
+    `watch` is called with the index of each run that has come back and its last line of metrics. Raises:
+    WorkbenchError if no scheduler answers or its workers have another workbench; what the first failing training
+    raised, once all others are done and kept.
+    """
+    missing = [index for index, folder in enumerate(folders) if not (folder / "run.json").exists()]
+    for index in missing:
+        if check_folder(folders[index], recipes[index], resume=True) is not None:
+            raise WorkbenchError(
+                f"{folders[index]} is unfinished here; finish it without --dask, or delete it to start over there"
+            )
+    if missing:
+        with _executor(address) as executor:
+            fill(executor, [(recipes[index], folders[index]) for index in missing], lambda i, m: watch(missing[i], m))
+
+
+def fill(executor: Executor, work: Sequence[tuple[Recipe, Path]], watch: Callable[[int, dict[str, Any]], None]) -> None:
+    """Train every recipe by any executor and put each run into its folder as it comes back."""
+    futures = {executor.submit(trained, *_packed(recipe)): i for i, (recipe, _) in enumerate(work)}
+    failed: list[BaseException] = []
+    for future in as_completed(futures):
+        index = futures[future]
+        try:
+            files = future.result()
+        except (Exception, CancelledError) as error:  # one that fails stops no other
+            failed.append(error)
+            continue
+        folder = work[index][1]
+        try:
+            place_run(folder, files)
+        except OSError as error:
+            raise WorkbenchError(f"cannot write {folder} ({error.strerror or error}); the others are kept") from None
+        for line in read_metrics(folder)[-1:]:
+            watch(index, line)
+    if failed:
+        first = failed[0]
+        if isinstance(first, WorkbenchError):
+            raise first
+        reason = " ".join(f"{type(first).__name__}: {first}".split())[:200]
+        said = f"{len(failed)} of {len(work)} trainings failed ({reason})"
+        raise WorkbenchError(f"{said}; the others are kept, and the same command goes on")
+
+
+def trained(recipe: Recipe, task: bytes | None) -> dict[str, bytes]:
+    """On a worker: the files of a finished run, by their names in its folder."""
+    with tempfile.TemporaryDirectory() as made:
+        if task is not None:
+            file = Path(made) / Path(recipe.task).name
+            file.write_bytes(task)
+            recipe = dataclasses.replace(recipe, task=str(file))
+        run = train(recipe, Path(made) / "run" / f"seed-{recipe.seeds.initialisation}")
+        files = (path for path in run.path.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return {path.relative_to(run.path).as_posix(): path.read_bytes() for path in files}
+
+
+def _packed(recipe: Recipe) -> tuple[Recipe, bytes | None]:
+    """A recipe with the bytes of its task's file, if it has one."""
+    path = Path(recipe.task)
+    return recipe, path.read_bytes() if path.suffix == ".toml" else None
+
+
+@contextmanager
+def _executor(address: str) -> Iterator[Executor]:
+    """The workers of a scheduler; what still runs is cancelled in the end."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise WorkbenchError("--dask needs Dask: pip install 'circuit-workbench[cluster]'") from None
+    try:
+        client = Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise WorkbenchError(f"no Dask scheduler answers at {address} ({reason}); start one: dask scheduler") from None
+    try:
+        versions: Any = client.run(version, on_error="return")
+        for worker, found in versions.items():
+            if found != workbench.__version__:
+                said = found if isinstance(found, str) else " ".join(f"{type(found).__name__}: {found}".split())[:100]
+                raise WorkbenchError(f"worker {worker} has another workbench ({said}), here is {workbench.__version__}")
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False)
+    finally:
+        client.close()
+
+
+def version() -> str:
+    """On a worker."""
+    return workbench.__version__
