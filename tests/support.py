@@ -1,8 +1,10 @@
 """Small models for tests: ours, TransformerLens' bridges with the same weights, and the same model in another gauge.
 
-And a page of the app, opened by a link.
+And a page of the app, opened by a link; and what is committed of a table.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.content import content
 from workbench.recipes import ModelConfig
+from workbench.tables.table import NOT_RUN
 from workbench.transformer import LayerNorm, Transformer
 from workbench.vocabulary import Vocabulary
 
@@ -176,3 +179,9 @@ def app_page(name: str, **query: str) -> AppTest:
     app.run()
     assert not app.exception
     return app
+
+
+def committed_rows(table: str) -> list[dict[str, Any]]:
+    """The rows of a committed table that were run."""
+    path = Path(__file__).parent.parent / "docs" / "results" / f"{table}.json"
+    return [row for row in json.loads(path.read_text())["rows"] if row["budget"] != NOT_RUN]

@@ -10,7 +10,7 @@ import workbench as wb
 from circuits import copying_score, head_scores
 from circuits.ablation import head_ablations
 from workbench.errors import UnknownName
-from workbench.figures import heads_figure, scores_figure
+from workbench.figures import heads_figure, headings_figure, scores_figure
 from workbench.figures.heads import plus, said, written
 from workbench.figures.listing import Cell, listing, number, token
 from workbench.head_table import Column, HeadTable, History, read_heads
@@ -95,6 +95,15 @@ def test_lines_over_training():
     assert line["x"][1] - line["x"][0] == pytest.approx((line["x"][2] - line["x"][0]) * np.log(11) / np.log(101))
     assert line["y"][0] > line["y"][1] > line["y"][2] and 0.5 < line["y"][2] < line["y"][0] < 1.5  # in the second row
     assert any("+1.00 at step 100" in text for text in by_name(figure, "heads")["hovertext"])
+
+
+def test_headings_that_stay_stand_where_the_tables_own_do():
+    table = small(histories={"0.1": History("induction", [0, 10], [0.0, 1.0])})
+    whole, above, below = heads_figure(table), headings_figure(table), heads_figure(table, headings=False)
+    place = [(note.x, note.text) for note in whole.layout.annotations]  # pyright: ignore
+    assert place and place == [(note.x, note.text) for note in above.layout.annotations]  # pyright: ignore
+    assert not below.layout.annotations and below.layout.height < whole.layout.height  # pyright: ignore
+    assert {figure.layout.xaxis.range for figure in (whole, above, below)} == {whole.layout.xaxis.range}  # pyright: ignore
 
 
 def test_one_heads_scores():

@@ -9,7 +9,7 @@ import torch
 from circuits.errors import Undefined
 from circuits.lens import Attribution, Patching, StreamWords
 from workbench.figures import attribution_figure, lens_figure, patching_figure, patching_records, style
-from workbench.figures.lens import MOST
+from workbench.figures.lens import MOST, attribution_records, stream_records
 
 WORDS = ["the", "<b>", "the", " cat\n"]
 OTHER = ["the", "<b>", "a&b", " cat\n"]
@@ -42,6 +42,12 @@ def test_words_of_the_stream():
     assert heat.customdata[1][1].startswith("block 1<br>at 1 ‘&lt;b&gt;’<br>") and share in heat.customdata[1][1]
     long = drawn(lens_figure, stream(40), ["w"] * 40, VOCABULARY)
     assert long.data[0].text is None and len(long.layout.xaxis.tickvals) <= style.MAX_TICKS
+    assert long.data[0].xgap == 1 and drawn(lens_figure, stream(200), ["w"] * 200, VOCABULARY).data[0].xgap == 0
+    rows = list(stream_records(found, WORDS, VOCABULARY))
+    assert len(rows) == 12 and rows[5] == {
+        "place": "block 1", "position": 1, "token": "<b>", "says": VOCABULARY[best],
+        "probability": float(found.probabilities[1, 1, best]),
+    }  # fmt: skip
 
 
 def test_a_bar_for_each_component():
@@ -52,6 +58,8 @@ def test_a_bar_for_each_component():
     assert bars.marker.color[0] == style.rgba(style.BROWN, 0.85) and bars.marker.color[1] == style.rgba(
         style.TEAL, 0.85
     )
+    rows = list(attribution_records(found))
+    assert rows[2] == {"component": "neurons of block 1", "adds to answer − foil": 0.0} and len(rows) == 4
     names = tuple(f"0.{i}" for i in range(40))
     many = Attribution(names, torch.linspace(0.1, 4, 40), 82.0)
     bars = drawn(attribution_figure, many, "x").data[0]

@@ -1,6 +1,7 @@
 """The page Lens: its numbers are those of circuits.lens, and where there is nothing to show it says why."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -47,10 +48,19 @@ def test_the_page_shows_what_the_tools_say():
     assert shown[2] == traces(patching_figure(grids, words, run.str_tokens(other), clickable=True))
     said = app.markdown[0].value
     assert f"of the {style.signed(found.total)} logits of {what}" in said and "says ‘animal’" in said
-    rows = app.dataframe[0].value
+    best = stream_words(run.model, tokens).probabilities[:, 14].argmax(-1).tolist()
+    assert [word == animal for word in best] == [False, False, False, True, True]
+    assert "as the stream does from “block 2, attention” on" in said
+    assert [button.label for button in app.get("download_button")] == [
+        "figure (HTML)", "numbers (CSV)", "numbers (JSON)", "components (CSV)", "patching (CSV)",
+    ]  # fmt: skip
+    listed = next(html.proto.body for html in app.get("html") if "wb-list" in html.proto.body)
+    assert f"adds to {what}, logits" in listed
+    rows = re.findall(r"<tr><td.*?</tr>", listed)
     expected = neurons(run.model, tokens, 14, animal, street)
-    assert rows["neuron"].tolist() == [f"{n.layer}.{n.index}" for n in expected]
-    assert rows[f"adds to {what}"].tolist() == pytest.approx([n.adds for n in expected])
+    assert [re.findall(r">([^<>]*)</td>", row)[:3] for row in rows] == [
+        [f"{n.layer}.{n.index}", style.signed(n.activation), style.signed(n.adds)] for n in expected
+    ]
     raw = app_page("lens", lens_patching="true", lens_cells="in logits", lens_answer="street", lens_foil="dog")
     grids = patching(run.model, tokens, other, 14, street, vocabulary.index("dog"))
     drawn = patching_figure(grids, words, run.str_tokens(other), normalised=False, clickable=True)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from support import committed_rows
 
 from workbench import cli
 from workbench.errors import WorkbenchError
@@ -163,3 +164,13 @@ def test_a_machine_without_the_memory_says_so(monkeypatch):
     monkeypatch.setattr(attention_cost.subprocess, "run", killed)
     with pytest.raises(WorkbenchError, match=r"n = 8,192 needs 4\.1 GiB, which the machine did not have; close other"):
         peak_bytes("attention", 8192)
+
+
+def test_the_committed_table_quadruples_and_its_memory_is_the_formulas():
+    rows = committed_rows("attention-cost")
+    fits = attention_cost.fitted(rows)
+    assert 1.8 <= fits["attention, time"][0] <= 2.1 and 0.8 <= fits["projections, time"][0] <= 1.2
+    assert {row["n"]: row["score_bytes"] for row in rows} == {row["n"]: 8 * 4 * row["n"] ** 2 for row in rows}
+    for row in rows:
+        if "attention" in row["peak_bytes"] and row["n"] >= 2048:
+            assert row["peak_bytes"]["attention"] == pytest.approx(row["needed_bytes"], rel=0.1)

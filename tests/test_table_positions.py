@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support import committed_rows
 
 from workbench.errors import BadPrompt, WorkbenchError
 from workbench.recipes import load_recipe
@@ -144,3 +145,13 @@ def test_the_recipe_has_room_for_every_length_and_is_trained_on_the_first():
     assert recipe.model.n_ctx == max(LENGTHS) and load_task(recipe.task).n_ctx == LENGTHS[0]
     hashes = {plan.recipes[0].experiment for plan in order("positions", 1).plans}
     assert len(hashes) == len(KINDS)
+
+
+def test_the_committed_table_falls_off_where_positions_end():
+    """As published: learned positions are a cliff beyond the length they were trained on, ALiBi does not get worse,
+    rotary lies between."""
+    rows = {row["positions"]: row for row in committed_rows("positions")}
+    change = {kind: row["change"] for kind, row in rows.items()}
+    assert change["learned"]["interval"][0] > 0.2
+    assert change["alibi"]["mean"] <= 0.005
+    assert change["alibi"]["mean"] < change["rotary"]["mean"] < change["learned"]["mean"]

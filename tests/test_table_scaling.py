@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from support import committed_rows
 
 from workbench.runs import build_model, load, run_folder
 from workbench.tables import order, scaling
@@ -144,3 +145,16 @@ def test_published_costs_agree_with_themselves_and_no_longer_when_off():
     said = " ".join(scaling.discussion(trained(SOURCE_COST)))
     assert "run away" in said and "as well off" in said and "Where it differs" not in said
     assert "Where it differs" in " ".join(scaling.discussion(trained({32: 9.0})))
+
+
+def test_the_committed_table_shows_where_dividing_pays():
+    """As published: no cost at a width of 32, at least 10 points at 256, and at 1,024 the scores run away."""
+    rows = committed_rows("scaling")
+    products = {row["width"]: row["variance"]["mean"] for row in rows if row["what"] == PRODUCT}
+    assert products == {width: pytest.approx(width, rel=0.02) for width in WIDTHS}
+    by = {(row["width"], row["scaled"]): row for row in rows if row["what"] == TRAINED}
+    perplexity = {key: row["held_out_perplexity"]["mean"] for key, row in by.items()}
+    assert abs(perplexity[32, False] - perplexity[32, True]) < 2
+    assert perplexity[256, False] - perplexity[256, True] >= 10
+    wide = by[1024, False]
+    assert wide["score_sd"]["mean"] > 10 * wide["before"]["score_sd"]["mean"] and wide["one_token"]["mean"] > 0.9

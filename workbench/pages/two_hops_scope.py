@@ -108,7 +108,7 @@ def choose_words(view: View, maps: "AttentionMaps", second: "AttentionMaps | Non
         names.setdefault(style.visible(words[token]), token)
     how = "numbers below are about the logit of the answer minus that of the foil"
     chosen = [
-        one_of(label, list(names), key, list(names).index(style.visible(words[usual])), width=150, help=how)
+        one_of(label, list(names), key, list(names).index(style.visible(words[usual])), width=140, help=how)
         for label, key, usual in (("Answer", "hops_answer", answer), ("Foil", "hops_foil", foil))
     ]
     target = Target(names[chosen[0]], names[chosen[1]])
@@ -120,7 +120,7 @@ def choose_shown() -> tuple[str, float]:
     names = list(KIND_NAMES)
     kinds = st.pills("Into its", names, selection_mode="multi", default=names, key="hops_kinds", bind="query-params",
                      help="into what the later head takes what the earlier one moved")  # fmt: skip
-    share = one_of("Worth at least", list(SHARES), "hops_share", list(SHARES).index(USUAL_SHARE), width=130,
+    share = one_of("Worth at least", list(SHARES), "hops_share", list(SHARES).index(USUAL_SHARE), width=120,
                  help="of answer − foil; what is worth less is not drawn")  # fmt: skip
     return "".join(KIND_NAMES[k] for k in kinds) or "QKV", SHARES[share]
 

@@ -22,7 +22,7 @@ from workbench.tasks import load_task
 from workbench.transformer import Transformer
 
 TITLE = "Scaling scores by √d_k"
-SEEDS, BUDGET = 1, "half"
+SEEDS = 1
 QUICK = Quick(steps=0.2, batch=0.25)
 RECIPE = "shakespeare-scaling"
 PRODUCT, FRESH, TRAINED = "q·k", "softmax", "trained"
