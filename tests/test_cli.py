@@ -157,7 +157,7 @@ def test_all_tables_are_written_with_a_page_about_them(workbench, tmp_path, monk
     made = {path.name for path in (tmp_path / "results").iterdir()}
     assert made == {"parameters.json", "parameters.md", "bigram.json", "bigram.md"}
     page = (tmp_path / "results.md").read_text()
-    assert "workbench table all --budget full --trained" in page and "Not run: bigram-0." in page
+    assert "`workbench table all --trained --folder" in page and "Not run: bigram-0." in page
 
 
 def test_a_text_is_taken_from_a_copy(workbench, made_up_text, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import workbench as wb
 from circuits import copying_score, head_scores
 from circuits.ablation import head_ablations
 from workbench.errors import UnknownName
-from workbench.figures import heads_figure, headings_figure, scores_figure
+from workbench.figures import headings_figure, heads_figure, scores_figure
 from workbench.figures.heads import plus, said, written
 from workbench.figures.listing import Cell, listing, number, token
 from workbench.head_table import Column, HeadTable, History, read_heads

@@ -56,7 +56,7 @@ def cut_open(run, tokens, chain, pair) -> float:
     middle, source = (at_position(place, AT) for place in (chain.middle, chain.source))
     edge = Edge(*chain.writer, middle, source)
     with cut(run.model, edge, reference=reference(run.model, examples)):
-        logits = run.model(tokens)[0, AT]
+        logits = run.model(tokens)[0, AT].detach()
     return float(logits[first] - logits[second])
 
 
@@ -96,7 +96,7 @@ def test_a_hostile_prompt_is_shown_as_text_on_every_page_that_reads_it(visit):
     alert = page.get_by_test_id("stAlert")
     for prompt in HOSTILE:
         ask(page, prompt)
-        expect(alert).to_contain_text(f"unknown word '{prompt}'", timeout=PATIENCE)
+        expect(alert).to_contain_text(f"unknown word {prompt!r}", timeout=PATIENCE)
     for name in READ_THE_PROMPT:
         page.get_by_test_id("stSidebarNavLink").filter(has_text=name).click()
         expect(page.locator("h1").first).to_have_text(name, timeout=PATIENCE)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Refusal = (WorkbenchError, CircuitError)
 """What a user can put right: said in one line, never a traceback."""
 OPENS_ON = "winograd-2"
+LONGEST = 300
+"""Characters of either end of a refusal."""
 MEAN = "mean"
 """The state `head` where no single head is chosen."""
 LOOK = """<style>
@@ -36,9 +38,10 @@ LOOK = """<style>
 [class*=st-key-wide-] .stElementContainer { min-width: 54rem; }
 :is(.st-key-heads, .st-key-heads_table) svg g.scatterlayer { cursor: pointer; }
 .st-key-heads_tall [class*=st-key-wide-] { overflow: visible; }
-.stLayoutWrapper:has(> .st-key-wide-heads_headings) {
-  position: sticky; top: 0; z-index: 9; background: light-dark(#fdfdfc, #16171a);
+[data-testid=stLayoutWrapper]:has(> .st-key-wide-heads_headings) {
+  position: sticky; top: 0; z-index: 9; min-width: 54rem; background: light-dark(#fdfdfc, #16171a);
 }
+.stSidebar .stMarkdownBadge { background: light-dark(#e9e9e4, #2b2d32) !important; color: inherit !important; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
 .st-key-training_step { position: sticky; top: 3.75rem; z-index: 9; background: light-dark(#fdfdfc, #16171a); }
@@ -144,7 +147,9 @@ def literal(text: str) -> str:
 
 
 def refuse(error: Exception, where: str = "") -> None:
-    st.error(where + literal(str(error)))
+    """In one line; of an endless word that it quotes both ends."""
+    text = str(error)
+    st.error(where + literal(text if len(text) <= 2 * LONGEST else f"{text[:LONGEST]} … {text[-LONGEST:]}"))
 
 
 def show(task: "Task", prompt: str) -> None:

@@ -8,7 +8,7 @@ from workbench.pages import heads_parts as parts
 view: frame.View = st.session_state.view
 if not view.entry.heads:
     st.markdown(frame.literal(f"{view.entry.name} has no layers, so it has no heads: its bigrams are all there is."))
-    st.page_link(parts.PAGES / "circuits.py", label="Its bigrams, against the truth",
+    st.page_link(parts.PAGES / "circuits.py", label="Its bigrams, against the truth", icon=":material/arrow_forward:",
                  query_params={"model": view.entry.name, "circuits_what": "bigrams"})  # fmt: skip
     st.stop()
 

@@ -137,7 +137,7 @@ def interaction(hops: "TwoHops") -> str:
         return "Q- and K-chains are not measured."
     together, extra, clean = float(hops.together.mean()), hops.interaction, abs(float(hops.clean.mean()))
     said = f"Effects of cuts do not add up: all {n:,} Q- and K-chains cut at once cost {one_decimal(together)} logits"
-    if abs(extra) < 0.05 * clean:
+    if abs(extra) < max(0.05 * clean, 0.05):
         return f"{said}, which hardly differs from one by one (interaction {one_decimal(extra)})."
     if extra > 0:
         how, why = f"{one_decimal(extra)} more", "chains stand in for each other"
