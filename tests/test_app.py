@@ -111,6 +111,11 @@ def test_a_bad_prompt_is_answered_in_the_librarys_words(prompt, message):
     assert not app.error and len(shown(app)) == 6
 
 
+def test_of_an_endless_word_a_refusal_quotes_both_ends():
+    (error,) = (e.value for e in opened(prompt="x" * 10_000).error)
+    assert error.startswith("unknown word 'xxx") and "x … x" in error and "x'; nearest:" in error and len(error) < 700
+
+
 def test_a_bad_second_prompt_leaves_the_first():
     app = opened(pair=pairs.TEXT, against="the zebra")
     assert app.error[0].value.startswith("B: unknown word 'zebra'")

@@ -54,7 +54,7 @@ def cut_open(run, tokens, chain, pair) -> float:
     """Answer − foil where the first hop of a chain is cut."""
     examples, (first, second) = run.examples(), pair
     middle, source = (at_position(place, AT) for place in (chain.middle, chain.source))
-    edge = Edge(*chain.writer, middle, source)
+    edge = Edge(*chain.writer, middle, source)  # pyright: ignore[reportCallIssue]
     with cut(run.model, edge, reference=reference(run.model, examples)):
         logits = run.model(tokens)[0, AT].detach()
     return float(logits[first] - logits[second])
@@ -63,14 +63,14 @@ def cut_open(run, tokens, chain, pair) -> float:
 def test_three_browsers_at_once_see_each_its_own_numbers(visit):
     """One cuts a chain on every held-out sequence while two others ask for new prompts of the same model."""
     run = wb.load("winograd-2")
-    cutting = visit("/two_hops?pair=none&hops_cut=cut+it")
+    cutting = visit("/two_hops?pair=none&hops_share=1+%25&hops_cut=cut+it")
     asking, looking = visit("/two_hops?pair=none"), visit("/?pair=none")
     for prompts in ROUNDS:
         for page, prompt in zip((cutting, asking, looking), prompts, strict=True):
             ask(page, prompt)
 
         tokens, hops, names, pair = uncut(run, prompts[0])
-        chain = chains_that_matter(hops, 0.1)[0][0]
+        chain = chains_that_matter(hops, 0.01)[0][0]
         clean, broken = one_decimal(float(hops.clean)), one_decimal(cut_open(run, tokens, chain, pair))
         result = cutting.get_by_text(re.compile("^prediction: "))
         expect(result).to_contain_text(f"{names}: {clean} → {broken}", timeout=PATIENCE)

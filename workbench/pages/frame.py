@@ -41,6 +41,7 @@ LOOK = """<style>
 [data-testid=stLayoutWrapper]:has(> .st-key-wide-heads_headings) {
   position: sticky; top: 0; z-index: 9; min-width: 54rem; background: light-dark(#fdfdfc, #16171a);
 }
+[data-testid=stSidebarNavLink]:focus-visible { outline: 2px solid #6366f1; outline-offset: -2px; }
 .stSidebar .stMarkdownBadge { background: light-dark(#e9e9e4, #2b2d32) !important; color: inherit !important; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }

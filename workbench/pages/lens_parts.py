@@ -276,7 +276,8 @@ def downloads(view: View, figure: "go.Figure", added: "Attribution | None", patc
         f"{what} (CSV)": (f"{what}.csv", "text/csv", lambda records=records: show.as_csv(records()))
         for what, records in more.items()
     }
-    show.downloads(f"lens-{view.entry.name}", figure, partial(stream_records, found, tokens, vocabulary), **files)
+    show.downloads(f"lens-{view.entry.name}", figure, partial(stream_records, found, tokens, vocabulary), None,
+                   **files)  # fmt: skip
 
 
 def snippet(view: View) -> str:
