@@ -51,7 +51,8 @@ def test_the_page_shows_what_the_tools_say():
     best = stream_words(run.model, tokens).probabilities[:, 14].argmax(-1).tolist()
     assert [word == animal for word in best] == [False, False, False, True, True]
     assert "as the stream does from “block 2, attention” on" in said
-    assert [button.label for button in app.get("download_button")] == [
+    labels = [button.label for button in app.get("download_button")]  # pyright: ignore[reportAttributeAccessIssue]
+    assert labels == [
         "figure (HTML)", "numbers (CSV)", "numbers (JSON)", "components (CSV)", "patching (CSV)",
     ]  # fmt: skip
     listed = next(html.proto.body for html in app.get("html") if "wb-list" in html.proto.body)
