@@ -157,4 +157,4 @@ def test_the_committed_table_shows_where_dividing_pays():
     assert abs(perplexity[32, False] - perplexity[32, True]) < 2
     assert perplexity[256, False] - perplexity[256, True] >= 10
     wide = by[1024, False]
-    assert wide["score_sd"]["mean"] > 10 * wide["before"]["score_sd"]["mean"] and wide["one_token"]["mean"] > 0.9
+    assert wide["score_sd"]["mean"] > 5 * wide["before"]["score_sd"]["mean"] and wide["one_token"]["mean"] > 0.9
