@@ -26,11 +26,7 @@ READ_NO_PROMPT = ("Heads", "Tables", "Circuits")
 st.set_page_config(page_title="Circuit workbench", page_icon=ICON, layout="wide")
 os.environ.setdefault("TQDM_DISABLE", "1")  # TransformerLens' patching would draw bars on the server's terminal
 folder = Path(workbench.__file__).parent / "pages"
-pages = [
-    st.Page(folder / file, title=title, default=title == "Attention")
-    for title, file in PAGES.items()
-    if (folder / file).exists()
-]
+pages = [st.Page(folder / file, title=title, default=title == "Attention") for title, file in PAGES.items()]
 page = st.navigation(pages)
 frame.begin(page.title)
 st.session_state.view = frame.choose(page.title not in READ_NO_PROMPT)

@@ -4,6 +4,7 @@ And a page of the app, opened by a link; and what is committed of a table.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformer_lens.model_bridge.sources import boot_native, build_bridge_from
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.content import content
-from workbench.recipes import ModelConfig
+from workbench.pages import cache
+from workbench.recipes import ModelConfig, load_recipe
 from workbench.tables.table import NOT_RUN
+from workbench.training import train
 from workbench.transformer import LayerNorm, Transformer
 from workbench.vocabulary import Vocabulary
 
@@ -185,3 +188,17 @@ def committed_rows(table: str) -> list[dict[str, Any]]:
     """The rows of a committed table that were run."""
     path = Path(__file__).parent.parent / "docs" / "results" / f"{table}.json"
     return [row for row in json.loads(path.read_text())["rows"] if row["budget"] != NOT_RUN]
+
+
+def deep_run(folder: Path, length: int) -> None:
+    """A run called deep: twelve blocks of twelve heads on sequences of `length` tokens, hardly trained."""
+    task = (content("datasets") / "induction.toml").read_text()
+    for name, value in (("length", length), ("train", 2), ("held_out", 2)):
+        task = re.sub(rf"^{name} = .*", f"{name} = {value}", task, flags=re.MULTILINE)
+    (folder / "long.toml").write_text(task)
+    (folder / "deep.toml").write_text(
+        'task = "long.toml"\n[model]\nn_layers = 12\nn_heads = 12\nd_model = 24\nd_mlp = 0\n'
+        "[training]\nsteps = 1\nbatch = 1"
+    )
+    train(load_recipe(folder / "deep.toml"))
+    cache.forget_entries()

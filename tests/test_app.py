@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from support import app_page
+from support import app_page, deep_run
 
 import workbench as wb
 from circuits import attention_maps, head_scores
@@ -479,16 +479,7 @@ def test_a_text_that_is_not_here_is_said_in_one_line(text_run, monkeypatch, tmp_
 
 
 def test_a_deep_model_and_a_long_prompt_stay_usable(tmp_path, runs):
-    long = (content("datasets") / "induction.toml").read_text()
-    for name, value in (("length", 256), ("train", 2), ("held_out", 2)):
-        long = re.sub(rf"^{name} = .*", f"{name} = {value}", long, flags=re.MULTILINE)
-    (tmp_path / "long.toml").write_text(long)
-    (tmp_path / "deep.toml").write_text(
-        'task = "long.toml"\n[model]\nn_layers = 12\nn_heads = 12\nd_model = 24\nd_mlp = 0\n'
-        "[training]\nsteps = 1\nbatch = 1"
-    )
-    train(load_recipe(tmp_path / "deep.toml"))
-    cache._entries.clear()
+    deep_run(tmp_path, 256)
     app = opened(model="deep")
     assert len(shown(app)) == 3 and len(heads_shown(app)[0]) == 144  # three blocks at once, all heads at a glance
     assert "effect here" not in app.selectbox(key="rank").options

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from support import app_page
+from support import app_page, deep_run
 
 import workbench as wb
 from circuits.steps import answer_plane, predicted, step_by_step
-from workbench.content import content
 from workbench.figures import plane_figure, steps_html, told_html
-from workbench.pages import cache
-from workbench.recipes import ModelConfig, Recipe, TrainingConfig, load_recipe
+from workbench.recipes import ModelConfig, Recipe, TrainingConfig
 from workbench.training import train
 from workbench.wording import percent
 
@@ -145,16 +143,7 @@ def test_without_layer_norm_there_is_no_gain_to_change():
 
 
 def test_a_deep_model_and_a_long_prompt_stay_usable(tmp_path):
-    long = (content("datasets") / "induction.toml").read_text()
-    for name, value in (("length", 256), ("train", 2), ("held_out", 2)):
-        long = re.sub(rf"^{name} = .*", f"{name} = {value}", long, flags=re.MULTILINE)
-    (tmp_path / "long.toml").write_text(long)
-    (tmp_path / "deep.toml").write_text(
-        'task = "long.toml"\n[model]\nn_layers = 12\nn_heads = 12\nd_model = 24\nd_mlp = 0\n'
-        "[training]\nsteps = 1\nbatch = 1"
-    )
-    train(load_recipe(tmp_path / "deep.toml"))
-    cache._entries.clear()
+    deep_run(tmp_path, 256)
     for page, charts in (("step_by_step", 1), ("lens", 2)):
         app = app_page(page, model="deep", pair="next example", steps_edit="true", lens_patching="true")
         assert not app.error and len(app.get("plotly_chart")) == charts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import app_page
+from support import app_page, deep_run
 
 import workbench as wb
 from circuits import attention_maps, compositions, cut, cuts, decompose_attention_scores, force, two_hops
@@ -352,16 +352,7 @@ def test_models_in_which_chains_are_undefined_say_so_and_show_the_rest(changes: 
 
 
 def test_a_deep_model_and_a_long_prompt_stay_usable(tmp_path: Path, runs: Path) -> None:
-    long = (content("datasets") / "induction.toml").read_text()
-    for name, value in (("length", 200), ("train", 2), ("held_out", 2)):
-        long = re.sub(rf"^{name} = .*", f"{name} = {value}", long, flags=re.MULTILINE)
-    (tmp_path / "long.toml").write_text(long)
-    (tmp_path / "deep.toml").write_text(
-        'task = "long.toml"\n[model]\nn_layers = 12\nn_heads = 12\nd_model = 24\nd_mlp = 0\n'
-        "[training]\nsteps = 1\nbatch = 1"
-    )
-    train(load_recipe(tmp_path / "deep.toml"))
-    cache._entries.clear()
+    deep_run(tmp_path, 200)
     app = app_page("two_hops", model="deep")
     assert not app.error
     assert set(figures(app)) == {"arcs", "scores", "composition"}

@@ -145,7 +145,7 @@ class Order:
         data = {
             "table": self.name,
             "title": self.module.TITLE,
-            "command": self.command(trained_only),
+            "command": self.command(trained_only and len(made) < len(rows)),
             "versions": versions(),
             "notes": [*summary, *self.module.NOTES, *([SECONDS] if any("seconds" in row for row in made) else [])],
             "rows": rows,
