@@ -17,3 +17,14 @@ def drawn(page: Page, key: str, n_plots: int | None = None) -> None:
     if n_plots is not None:
         expect(plots).to_have_count(n_plots, timeout=PATIENCE)
     settled(page)
+
+
+def same_view(again: Page, page: Page, *selectors: str) -> None:
+    """A view that a link opened: its address is the old one's, and each selector finds the same texts."""
+    for each in (page, again):
+        settled(each)
+    expect(again).to_have_url(page.url, timeout=PATIENCE)
+    for selector in selectors:
+        texts = page.locator(selector).all_text_contents()
+        assert texts, selector
+        expect(again.locator(selector)).to_have_text(texts, timeout=PATIENCE)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from browsing import PATIENCE, drawn
+from browsing import PATIENCE, drawn, same_view
 from playwright.sync_api import Locator, expect
 
 import workbench as wb
@@ -66,6 +66,4 @@ def test_a_link_restores_head_switches_and_word(visit):
     expect(page.locator(".sb s").first).to_contain_text("÷ √16", timeout=PATIENCE)
     page.wait_for_url("**steps_scale=false*")
     again = visit(page.url[page.url.index("/", 8) :])
-    expect(again.locator(".sb-told")).to_have_text(page.locator(".sb-told").text_content() or "", timeout=PATIENCE)
-    expect(again.locator(".sb").first).to_have_text(page.locator(".sb").first.text_content() or "", timeout=PATIENCE)
-    assert again.url == page.url
+    same_view(again, page, ".sb-told", ".sb")
