@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help app test lint models tables
+.PHONY: help app test faults lint models tables
 
 help:  ## list these commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -20,6 +20,9 @@ app: $(VENV)/.installed  ## open the workbench in a browser
 
 test: $(VENV)/.installed  ## run every test
 	$(BIN)/pytest
+
+faults: $(VENV)/.installed  ## the fault and fuzz tests at full count (about 15 minutes)
+	WORKBENCH_FAULTS=full $(BIN)/pytest tests/faults
 
 lint: $(VENV)/.installed  ## style and types
 	$(BIN)/ruff check .

@@ -1,9 +1,10 @@
 """Small models for tests: ours, TransformerLens' bridges with the same weights, and the same model in another gauge.
 
-And a page of the app, opened by a link; and what is committed of a table.
+And a page of the app, opened by a link; what is committed of a table; and how often a fault is tried.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,8 @@ def deep_run(folder: Path, length: int) -> None:
     )
     train(load_recipe(folder / "deep.toml"))
     cache.forget_entries()
+
+
+def counted(short: int, full: int) -> int:
+    """How many cases a fault or fuzz test tries: few in `make test`, all in `make faults`."""
+    return full if os.environ.get("WORKBENCH_FAULTS") == "full" else short
