@@ -6,7 +6,7 @@ from pathlib import Path
 import streamlit as st
 
 import workbench
-from workbench.pages import frame
+from workbench.pages import cache, frame
 
 ICON = (
     """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 3 3"><path fill="#6366f1" d="M0 0h1v1h1v1h1v1H0z"/></svg>"""
@@ -21,7 +21,7 @@ PAGES = {
     "Step by step": "step_by_step.py",
     "Lens": "lens.py",
 }
-READ_NO_PROMPT = ("Heads", "Tables", "Circuits")
+NEED_NO_PROMPT = ("Heads", "Tables", "Training", "Circuits")
 
 st.set_page_config(page_title="Circuit workbench", page_icon=ICON, layout="wide")
 os.environ.setdefault("TQDM_DISABLE", "1")  # TransformerLens' patching would draw bars on the server's terminal
@@ -29,5 +29,6 @@ folder = Path(workbench.__file__).parent / "pages"
 pages = [st.Page(folder / file, title=title, default=title == "Attention") for title, file in PAGES.items()]
 page = st.navigation(pages)
 frame.begin(page.title)
-st.session_state.view = frame.choose(page.title not in READ_NO_PROMPT)
+st.session_state.view = frame.choose(page.title not in NEED_NO_PROMPT)
 frame.run_page(page.run, page.title)
+cache.prepare()

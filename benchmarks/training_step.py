@@ -69,18 +69,20 @@ class PeerBlock(nn.Module):
 
 @dataclass
 class PeerTrainer:
-    """The plain model with its own batches: slices of one long row of tokens, stacked."""
+    """The plain model with its own batches: slices of one long row of 16-bit tokens, widened and stacked."""
 
     model: Peer
     optimizer: torch.optim.Optimizer
-    row: Tensor
+    row: np.ndarray
     length: int
     batch: int
 
     def update(self) -> None:
         starts = torch.randint(len(self.row) - self.length - 1, (self.batch,)).tolist()
-        tokens = torch.stack([self.row[i : i + self.length] for i in starts])
-        targets = torch.stack([self.row[i + 1 : i + 1 + self.length] for i in starts])
+        tokens, targets = (
+            torch.stack([torch.from_numpy(self.row[i + by : i + by + self.length].astype(np.int64)) for i in starts])
+            for by in (0, 1)
+        )
         loss = self.model(tokens, targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -94,9 +96,15 @@ def pair(name: str) -> tuple[Trainer, PeerTrainer]:
     ours = Trainer.build(recipe, Path("unused"))
     peer = Peer(recipe, ours.task.n_ctx, len(ours.task.vocabulary))
     assert sum(p.numel() for p in peer.parameters()) == ours.model.n_parameters
-    optimizer = torch.optim.AdamW(peer.parameters(), lr=recipe.training.lr, fused=True)
+    groups = [
+        {"params": [p for p in peer.parameters() if p.ndim >= 2], "weight_decay": recipe.training.weight_decay},
+        {"params": [p for p in peer.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.training.lr, fused=True)
     tokens = ours.task.batch(0, 0, 4 * recipe.training.batch)
-    return ours, PeerTrainer(peer, optimizer, tokens.flatten(), tokens.shape[1] - 1, recipe.training.batch)
+    return ours, PeerTrainer(
+        peer, optimizer, tokens.flatten().numpy().astype(np.uint16), tokens.shape[1] - 1, recipe.training.batch
+    )
 
 
 def cpu_seconds(step: Callable[[], None]) -> float:
@@ -119,10 +127,8 @@ def where_it_goes(trainer: Trainer) -> dict[str, float]:
 
     tokens = task.batch(0, trainer.step, training.batch)
     lap("batch")
-    logits = model(tokens[:, :-1])
-    lap("forward")
-    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    lap("loss")
+    loss = model.training_loss(tokens)
+    lap("forward and loss")
     loss.backward()
     lap("backward")
     trainer.optimizer.step()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float, Int
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from circuits.attention import exclusive
@@ -174,8 +174,8 @@ def in_context_learning_score(
     losses = torch.cat([_losses(model, part) for part in tokens.split(max(1, BUDGET // (length * model.cfg.d_vocab)))])
     each = losses[:, late[0] - 1 : late[1] - 1].mean(1) - losses[:, early[0] - 1 : early[1] - 1].mean(1)
     score, error = each.mean(), each.std() / n**0.5
-    half = error * float(student.ppf(1 - LEVEL / 2, n - 1))
-    p = 2 * float(student.sf(float(score.abs() / error), n - 1)) if error > 0 else 1.0
+    half = error * float(stdtrit(n - 1, 1 - LEVEL / 2))
+    p = 2 * float(stdtr(n - 1, -float(score.abs() / error))) if error > 0 else 1.0
     no = torch.tensor(False)
     return Scores(
         "in-context learning", score, torch.zeros_like(score), error, torch.stack([-half, half]), score.new_tensor(p),

@@ -34,9 +34,9 @@ def opened(**query):
     return app
 
 
-def shown(app):
-    """Titles and values of the chart's maps."""
-    figure = json.loads(app.get("plotly_chart")[0].proto.spec)
+def shown(app, i=0):
+    """Titles of the maps in a chart."""
+    figure = json.loads(app.get("plotly_chart")[i].proto.spec)
     return [trace["name"] for trace in figure["data"] if trace["type"] == "heatmap"]
 
 
@@ -81,10 +81,66 @@ def test_a_page_that_fails_says_why_and_the_frame_stands(monkeypatch, caplog):
     assert not app.run().error
 
 
-def test_a_page_that_reads_no_prompt_is_shown_whatever_stands_there():
-    assert not app_page("tables", prompt="the zebra did").error
-    (error,) = (e.value for e in app_page("training", prompt="the zebra did").error)
-    assert "unknown word 'zebra'" in error
+@pytest.mark.parametrize("name", ["tables", "circuits", "heads"])
+def test_a_page_that_reads_no_prompt_is_shown_whatever_stands_there(name):
+    app = app_page(name, prompt="the zebra did")
+    assert not app.error and app.get("plotly_chart")
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "charts"),
+    [("heads", {"head_page": "1.0"}, ["head_scores"]), ("training", {}, ["training_panels_chart"])],
+)
+def test_of_a_page_that_reads_the_prompt_in_one_place_the_rest_stands_without_it(name, query, charts):
+    query |= {"model": "induction-2-attn", "prompt": "t0 zebra t1"}
+    app = app_page(name, **query)
+    (error,) = (e.value for e in app.error)
+    assert error.startswith("unknown word 'zebra'")
+    assert [chart.proto.id.rpartition("-")[2] for chart in app.get("plotly_chart")] == charts
+    whole = app_page(name, **query | {"prompt": "t0 t1 t0"})
+    assert not whole.error and len(whole.get("plotly_chart")) > len(charts)
+
+
+def test_without_the_second_prompt_training_shows_the_first():
+    app = app_page("training", model="induction-2-attn", prompt="t0 t1 t0", pair=pairs.TEXT, against="zebra")
+    assert [e.value for e in app.error] == ["B: unknown word 'zebra'; nearest: t0, t1, t10, t11, t12, t13, t14, t15"]
+    assert shown(app, 1) == ["block 1 · mean of 4 heads", "block 2 · mean of 4 heads"]
+
+
+def test_a_refusal_quotes_words_that_are_no_letters():
+    (error,) = (e.value for e in opened(prompt="zebra").error)
+    assert error.startswith("unknown word 'zebra'; nearest: ',', '.', 'animal', ")
+
+
+def test_roles_are_marked_only_in_a_prompt_of_the_tasks_form():
+    said = "background:#D6409F"  # the key's mark of x
+    assert said in text(opened()) and said in text(opened(prompt="the animal did", pair=pairs.NONE))
+    for prompt in ("animal the did not", "the animal did not cross the street because it was too tired tired"):
+        app = opened(prompt=prompt, pair=pairs.NONE)
+        assert not app.error and said not in text(app) and "border-color" not in text(app)
+    assert said not in text(opened(pair=pairs.TEXT, against="street street"))
+
+
+def test_what_other_pages_need_is_imported_once_behind_the_first_page(monkeypatch):
+    started, imported = [], []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds, function):
+            self.then = function
+
+        def start(self):
+            started.append(self)
+
+    monkeypatch.setattr(cache.threading, "Timer", Timer)
+    monkeypatch.setattr(cache, "import_module", imported.append)
+    cache.prepare.clear()
+    opened().run()
+    (timer,) = started
+    assert timer.daemon and not imported
+    timer.then()
+    assert imported == ["transformer_lens.weight_processing", "workbench.head_table"]
 
 
 def test_a_model_without_layers_says_so_and_still_predicts():

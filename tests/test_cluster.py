@@ -52,7 +52,7 @@ def test_a_run_that_comes_back_is_the_run_that_would_have_been_trained_here(tmp_
         cluster.fill(executor, [(r, run_folder(r)) for r in recipes], lambda index, line: seen.append((index, line)))
     for recipe, run in zip(recipes, here, strict=True):
         back = wb.load(run_folder(recipe))
-        assert back.path != run.path and back.results["weights_sha256"] == run.results["weights_sha256"]
+        assert back.path != run.path and back.weights_sha256 == run.weights_sha256
         own, theirs = files(run.path), files(back.path)
         assert own.keys() == theirs.keys() and len(own) > 4
         assert all(own[name] == theirs[name] for name in own if name != "run.json")

@@ -209,6 +209,13 @@ def folder(trained, tmp_path):
     return copy
 
 
+@pytest.fixture
+def begun(folder):
+    """One that is still training: no hash covers its probes yet."""
+    (folder / "run.json").unlink()
+    return folder
+
+
 def test_a_sound_file_is_read_whole(trained):
     read = read_dynamics(trained)
     assert read.steps.tolist() == [0, 1, 2, 3, 4, 5, 6] and read.faults == () and read.seed == 0
@@ -219,21 +226,32 @@ def test_a_sound_file_is_read_whole(trained):
         read["prefix"]
 
 
-def test_a_torn_last_line_is_left_out_and_named(folder):
+def test_probes_of_a_finished_run_are_those_that_were_written(folder):
     file = folder / PROBES
+    text = file.read_text()
+    file.write_text(text.replace('"held_out_loss": 4', '"held_out_loss": 3', 1))
+    assert file.read_text() != text
+    with pytest.raises(BadRun, match=r"probes.jsonl is damaged: its hash is not the recorded one; delete .* and train"):
+        read_dynamics(folder)
+    file.write_text(text)
+    assert read_dynamics(folder).faults == ()
+
+
+def test_a_torn_last_line_is_left_out_and_named(begun):
+    file = begun / PROBES
     file.write_bytes(file.read_bytes()[:-50])
-    read = read_dynamics(folder)
+    read = read_dynamics(begun)
     assert read.steps.tolist() == [0, 1, 2, 3, 4, 5] and "line 7 is torn or no probe; left out" in read.faults[0]
 
 
-def test_steps_out_of_order_or_doubled_are_sorted_and_named(folder):
-    file = folder / PROBES
+def test_steps_out_of_order_or_doubled_are_sorted_and_named(begun):
+    file = begun / PROBES
     lines = file.read_text().splitlines()
     late = json.loads(lines[2]) | {"held_out_loss": 9.0}
     file.write_text("\n".join([*lines[:2], *lines[:1:-1], json.dumps(late)]) + "\n")
-    read = read_dynamics(folder)
+    read = read_dynamics(begun)
     assert read.steps.tolist() == [0, 1, 2, 3, 4, 5, 6] and read.held_out_loss[2] == 9.0
-    assert "out of order or doubled" in read.faults[0] and len(read.faults) == 1
+    assert "out of order or doubled" in read.faults[0] and len(read.faults) == 2
 
 
 @pytest.mark.parametrize(
@@ -246,12 +264,12 @@ def test_lines_of_another_kind_are_left_out(folder, line):
     assert len(lines) == 7 and len(faults) == 1 and "line 8" in faults[0]
 
 
-def test_a_step_with_fewer_probes_is_a_gap_and_one_of_another_shape_is_left_out(folder):
-    lines = [json.loads(line) for line in (folder / PROBES).read_text().splitlines()]
+def test_a_step_with_fewer_probes_is_a_gap_and_one_of_another_shape_is_left_out(begun):
+    lines = [json.loads(line) for line in (begun / PROBES).read_text().splitlines()]
     del lines[3]["series"]["in_context"]
     lines[4]["series"]["copying"]["score"] = [[0.0]]
-    (folder / PROBES).write_text("\n".join(map(json.dumps, lines)) + "\n")
-    read = read_dynamics(folder)
+    (begun / PROBES).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    read = read_dynamics(begun)
     assert np.flatnonzero(np.isnan(read["in_context"].scores)).tolist() == [3]
     assert "copying" not in read.series and "prefix_matching" in read.series
     assert any("some steps lack in_context" in fault for fault in read.faults)
@@ -268,25 +286,26 @@ def test_a_run_without_probes_says_what_to_do(folder):
     with pytest.raises(BadRun, match=r"workbench dynamics .*copy --probe reads them from its checkpoints"):
         read_dynamics(folder)
     (folder / PROBES).write_text("torn")
+    with pytest.raises(BadRun, match=r"damaged.*; delete it, and workbench dynamics .*copy --probe reads them from"):
+        read_dynamics(folder)
+    (folder / "run.json").unlink()
     with pytest.raises(BadRun, match="holds no probed step"):
         read_dynamics(folder)
 
 
-def test_a_run_that_is_still_training_is_shown_so_far(folder):
-    (folder / "run.json").unlink()
-    lines = (folder / PROBES).read_text().splitlines()
-    (folder / PROBES).write_text("\n".join(lines[:4]) + "\n")
-    read = read_dynamics(folder)
+def test_a_run_that_is_still_training_is_shown_so_far(begun):
+    lines = (begun / PROBES).read_text().splitlines()
+    (begun / PROBES).write_text("\n".join(lines[:4]) + "\n")
+    read = read_dynamics(begun)
     assert read.steps.tolist() == [0, 1, 2, 3] and "is at step 3 or further of 6" in read.faults[0]
 
 
-def test_what_cannot_be_read_does_not_hide_the_rest(trained, folder):
-    lines = [json.loads(line) for line in (folder / PROBES).read_text().splitlines()]
+def test_what_cannot_be_read_does_not_hide_the_rest(trained, begun):
+    lines = [json.loads(line) for line in (begun / PROBES).read_text().splitlines()]
     for line in lines:
         del line["series"]["in_context"]
-    (folder / PROBES).write_text("\n".join(map(json.dumps, lines[:-1])) + "\n")
-    (folder / "recipe.toml").write_text((folder / "recipe.toml").read_text())
-    report = dynamics_report([trained.path, folder, "winograd-1"])
+    (begun / PROBES).write_text("\n".join(map(json.dumps, lines[:-1])) + "\n")
+    report = dynamics_report([trained.path, begun, "winograd-1"])
     assert len(report.runs) == 2 and len({row[2] for row in report.rows}) == 5
     assert any("winograd-1 has no probes" in fault for fault in report.faults)
     with pytest.raises(BadRun, match="no probes"):

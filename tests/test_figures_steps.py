@@ -10,7 +10,7 @@ from support import build
 from circuits.scaling import random_scores
 from circuits.steps import answer_plane, step_by_step
 from workbench.figures import plane_figure, scaling_figure, step_records, steps_html, style, told_html
-from workbench.figures.steps import COLUMNS
+from workbench.figures.steps import COLUMNS, columns_of
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 WORDS = ["the", "<b>", "the", " cat\n", "a&b", "x", "y", "z"]
@@ -76,6 +76,14 @@ def test_long_prompts_show_the_words_with_most_attention():
     left = [i for i in range(40) if i not in shown]
     assert cells(page, "soft")[-1] == f"{float(steps.pattern[left].sum()):.2f}"
     assert float(steps.pattern[left].max()) <= sorted(steps.pattern[shown].tolist())[2]
+
+
+def test_long_words_leave_room_for_fewer_columns():
+    steps = step_by_step(build(n_ctx=40), torch.arange(40)[None] % 20, "0.0", 35)
+    most = [i for i in steps.pattern.argsort(descending=True, stable=True).tolist() if i not in (2, 35)]
+    # four of 155 pixels each in 724 less the column of the others
+    assert columns_of(steps, ["otorhinolaryngology"] * 40, 2) == sorted([2, 35, *most[:2]])
+    assert columns_of(step_by_step(build(), TOKENS, "1.1", 5), ["ear"] * 8) == list(range(8))
 
 
 def test_the_arithmetic_of_one_source_is_spelled_out():

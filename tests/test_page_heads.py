@@ -107,6 +107,18 @@ def test_a_model_without_layers_says_so():
     assert not app.error and "has no layers" in text(app) and not app.get("plotly_chart")
 
 
+def test_the_first_visit_shows_what_is_quick_before_heads_are_cut(monkeypatch):
+    early = []
+    monkeypatch.setattr(heads_parts, "preview", lambda table, head: early.append((table, head)))
+    heads_parts._cut_before.clear()
+    app = app_page("heads", model="induction-2-attn", head_page="1.2")
+    ((table, head),) = early
+    assert head == "1.2" and "prefix_matching" in [column.key for column in table.columns] and not table.cut_on
+    assert heads_parts.table(app.session_state.view.entry.at(), True).cut_on
+    app.run()
+    assert len(early) == 1
+
+
 def test_what_a_model_has_not_is_said_in_a_line(runs):
     recipe = load_recipe(content("models") / "winograd-1-attn" / "recipe.toml")
     small = replace(recipe, training=replace(recipe.training, steps=1))

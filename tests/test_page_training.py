@@ -16,6 +16,7 @@ from workbench.content import content
 from workbench.dynamics import PROBES, read_dynamics
 from workbench.pages import cache, frame, training_parts
 from workbench.recipes import load_recipe
+from workbench.runs import write_results
 from workbench.training import train
 
 SENTENCE = "the animal did not cross the street because it was too tired , so the"
@@ -148,12 +149,13 @@ def test_a_model_written_by_hand_was_not_trained():
 def test_a_run_of_which_nothing_was_logged_says_what_there_is(runs):
     folder = runs / "winograd-1-attn" / "seed-0"
     shutil.copytree(content("models") / "winograd-1-attn", folder)
-    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     app = app_page("training", model="winograd-1-attn")
     assert not app.error and not charts(app) and "nothing was logged" in app.markdown[0].value
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n{\n{"step": 2}\n')
+    assert any("metrics.jsonl is damaged: its hash is not the recorded one" in caption for caption in captions(app))
+    (folder / "metrics.jsonl").unlink()
     app = app_page("training", model="winograd-1-attn")
-    assert not app.error and any("metrics.jsonl is damaged in line 2" in caption for caption in captions(app))
+    assert not app.error and any("metrics.jsonl is missing; delete" in caption for caption in captions(app))
     assert any("workbench train winograd-1-attn --seeds 0-4" in code.value for code in app.code)
 
 
@@ -168,21 +170,20 @@ def test_seeds_without_probes_are_named(small):
     app.pills(key="training_seeds").set_value([1]).run()
     assert not app.exception and not app.error
     assert charts(app)[0]["layout"]["annotations"][0]["text"].startswith("training loss")
-    shutil.rmtree(small / "seed-1" / "checkpoints")
+    results = json.loads((small / "seed-1" / "run.json").read_text())
+    files = {name: sha256 for name, sha256 in results["files"].items() if not name.startswith("checkpoints/")}
+    write_results(small / "seed-1", results | {"files": files})
     app = app_page("training", model="small")
     assert any("they kept no checkpoints to read them from" in caption for caption in captions(app))
     app.pills(key="training_seeds").set_value([]).run()
     assert not app.exception and not app.error  # none chosen: the one of the side bar
 
 
-def test_torn_probes_are_told_and_the_rest_is_drawn(small):
+def test_damaged_probes_are_told_and_what_was_logged_is_drawn(small):
     file = small / "seed-0" / PROBES
     file.write_text(file.read_text()[:-40])
     app = app_page("training", model="small", training_seeds="0")
-    assert not app.error and charts(app) and any("is torn or no probe" in caption for caption in captions(app))
-    file.write_text("{")
-    app = app_page("training", model="small", training_seeds="0")
-    assert not app.error and any("holds no probed step" in caption for caption in captions(app))
+    assert not app.error and any("probes.jsonl is damaged: its hash is not" in caption for caption in captions(app))
     assert charts(app)[0]["layout"]["annotations"][0]["text"].startswith("training loss")
 
 

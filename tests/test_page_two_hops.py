@@ -319,7 +319,15 @@ def test_models_without_two_blocks_say_what_to_see_instead(name: str, words: str
     assert ("winograd-2" in text(app)) == (name == "winograd-1")
 
 
-@pytest.mark.parametrize("prompt", ["the", "the the the the the", "<script> the"])
+@pytest.mark.parametrize(("prompt", "at"), [("the", "the"), ("the the did", "0 the")])
+def test_at_the_first_word_there_is_nothing_to_hop(prompt: str, at: str) -> None:
+    app = app_page("two_hops", **PAGE, prompt=prompt, at=at)
+    assert not app.error and set(figures(app)) == {"composition"}
+    then = "write a prompt of two words or more" if prompt == "the" else "choose a later position"
+    assert "At 0 ‘the’ there is one word to look at" in text(app) and f"To see chains, {then}." in text(app)
+
+
+@pytest.mark.parametrize("prompt", ["the dog", "the the the the the", "<script> the"])
 def test_short_and_repeated_and_hostile_prompts(prompt: str) -> None:
     app = app_page("two_hops", **PAGE, prompt=prompt)
     assert bool(app.error) == ("script" in prompt)

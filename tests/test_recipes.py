@@ -29,7 +29,7 @@ def parse(**raw):
         ({"model": {"n_layer": 2}}, "unknown field 'n_layer'; nearest: n_layers"),
         ({"model": {"n_layers": "two"}}, 'n_layers = "two": expected a whole number'),
         ({"model": {"n_layers": True}}, "n_layers = true: expected a whole number"),
-        ({"model": {"n_layers": -1}}, "n_layers = -1: expected 0 to 1000000"),
+        ({"model": {"n_layers": -1}}, "n_layers = -1: expected 0 to 512"),
         ({"model": {"n_heads": 5}}, "n_heads = 5 does not divide d_model = 64"),
         ({"model": {"n_heads": 0}}, "n_heads = 0 does not divide d_model = 64"),
         ({"model": {"norm": "batch"}}, 'norm = "batch": expected one of none, pre, post'),

@@ -1,5 +1,6 @@
 """Runs on disk: found by name, seed and path; refused when missing, unfinished or damaged."""
 
+import hashlib
 import json
 import shutil
 
@@ -9,16 +10,22 @@ import torch
 import workbench as wb
 from workbench.content import content
 from workbench.errors import BadRun, UnknownName
+from workbench.files import write_atomic
 from workbench.recipes import load_recipe, shipped_names
-from workbench.runs import list_runs, run_folder, write_atomic
+from workbench.runs import list_runs, read_metrics, run_folder, write_results
 from workbench.training import evaluate, train
 
 
-def edit(folder, key, value):
-    """Change a figure of run.json."""
+def edit(folder, key, value, part: str | None = "held_out"):
+    """Change a figure of run.json as one would who knows how its hash is made."""
     results = json.loads((folder / "run.json").read_text())
-    results["held_out"][key] = value
-    (folder / "run.json").write_text(json.dumps(results))
+    (results[part] if part else results)[key] = value
+    write_results(folder, results)
+
+
+def flatter(file):
+    """Better figures, by one who does not."""
+    file.write_text(file.read_text().replace('"accuracy": 0.', '"accuracy": 0.9'))
 
 
 @pytest.fixture
@@ -73,6 +80,7 @@ def test_what_is_not_there_is_named_with_what_is():
     [
         (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors is damaged: its hash"),
+        (lambda f: flatter(f / "run.json"), "run.json is damaged: its hash is not the one it holds"),
         (lambda f: (f / "run.json").write_text("{"), "run.json is damaged"),
         (lambda f: (f / "run.json").write_text("[]"), "run.json is damaged"),
         (lambda f: edit(f, "accuracy", "abc"), "run.json is damaged (ValueError: a figure is no number)"),
@@ -86,6 +94,9 @@ def test_what_is_not_there_is_named_with_what_is():
         (lambda f: edit(f, "rates", 3), "run.json is damaged"),
         (lambda f: (f / "run.json").write_text("[" * 200_000), "run.json is damaged (RecursionError"),
         (lambda f: ((f / "run.json").unlink(), (f / "run.json").mkdir()), "run.json is damaged (IsADirectoryError"),
+        (lambda f: edit(f, "files", {"model.safetensors": 3}, None), "the hash of model.safetensors is no text"),
+        (lambda f: edit(f, "files", {}, None), "files lacks model.safetensors"),
+        (lambda f: edit(f, "files", None, None), "run.json is damaged (TypeError"),
         (lambda f: (f / "recipe.toml").unlink(), "recipe.toml is missing"),
         (lambda f: (f / "recipe.toml").write_text('task = "winograd"'), "recipe.toml was changed after training"),
     ],
@@ -138,7 +149,7 @@ def test_an_unfinished_run_of_a_shipped_name_does_not_hide_the_shipped_one(copy)
 
 def test_training_does_not_pass_over_damaged_weights(copy):
     (copy / "model.safetensors").write_bytes(b"x" * 99)
-    with pytest.raises(BadRun, match=r"damaged: its hash is not the one in run.json; delete .* and train it again"):
+    with pytest.raises(BadRun, match=r"damaged: its hash is not the recorded one; delete .* and train it again"):
         train(load_recipe("winograd-average"))
 
 
@@ -162,14 +173,51 @@ def test_a_damaged_run_does_not_hide_the_others(copy):
     assert {run.name for run in found} == set(shipped_names())
 
 
-def test_metrics_damaged_in_the_middle_are_refused_and_torn_at_the_end_read(copy):
+def test_metrics_of_a_training_are_refused_if_damaged_in_the_middle_and_read_if_torn_at_the_end(copy):
     lines = (copy / "metrics.jsonl").read_text().splitlines()
     (copy / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 1']))
-    assert len(wb.load("winograd-average").metrics) == len(lines)
-    for damage in ("{", "3", '{"loss": 1}'):
+    assert len(read_metrics(copy)) == len(lines)
+    for damage in ("{", "3", '{"loss": 1}', '{"step": 1e999}', "[" * 100_000):
         (copy / "metrics.jsonl").write_text("\n".join([damage, *lines]))
         with pytest.raises(BadRun, match=r"metrics.jsonl is damaged in line 1"):
-            _ = wb.load("winograd-average").metrics
+            read_metrics(copy)
+
+
+def test_metrics_of_a_finished_run_are_those_that_were_written(copy):
+    file = copy / "metrics.jsonl"
+    text = file.read_text()
+    assert wb.load("winograd-average").metrics == read_metrics(copy)
+    file.write_text(text.replace('"loss": 2', '"loss": 1'))
+    assert file.read_text() != text
+    with pytest.raises(
+        BadRun, match=r"metrics.jsonl is damaged: its hash is not the recorded one; delete .* and train"
+    ):
+        _ = wb.load("winograd-average").metrics
+    file.unlink()
+    with pytest.raises(BadRun, match=r"metrics.jsonl is missing; delete .* and train it again"):
+        _ = wb.load("winograd-average").metrics
+
+
+def test_checkpoints_are_those_that_run_json_speaks_of(runs):
+    folder = runs / "induction-2-attn" / "seed-0"
+    shutil.copytree(content("models") / "induction-2-attn", folder)
+    steps = wb.load("induction-2-attn").checkpoints
+    one, other, new = (folder / "checkpoints" / f"step-{step:06}.safetensors" for step in (*steps[:2], 9))
+    shutil.copy(one, new)
+    one.unlink()
+    shutil.copy(new, other)
+    assert wb.load("induction-2-attn").checkpoints == steps
+    for step, message in ((steps[0], "is missing; delete"), (steps[1], "is damaged"), (9, "no checkpoint at step 9")):
+        with pytest.raises(BadRun, match=message):
+            _ = wb.load("induction-2-attn", step=step).model
+
+
+def test_a_run_damaged_by_a_crash_at_its_end_is_not_to_be_deleted(copy):
+    """run.json is written before the state to go on from is deleted."""
+    (copy / "trainer.safetensors").write_bytes(b"")
+    (copy / "run.json").write_bytes(b"")
+    with pytest.raises(BadRun, match=r"delete .*run.json, and --resume goes on from the last saved state"):
+        wb.load(copy)
 
 
 def test_a_changed_shipped_recipe_gets_a_folder_of_its_own(runs):
@@ -212,3 +260,15 @@ def test_run_json_is_plain_json_with_versions_and_hashes():
     results = json.loads((content("models") / "winograd-2" / "run.json").read_text())
     assert {"torch", "numpy", "python", "workbench"} <= results["versions"].keys()
     assert results["recipe_sha256"] == load_recipe("winograd-2").sha256
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_run_json_holds_the_hash_of_every_file_of_a_shipped_run_and_its_own(name):
+    folder = content("models") / name
+    results = json.loads((folder / "run.json").read_text())
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert results["files"].keys() == files.keys() - {"recipe.toml", "run.json"}
+    for file, sha256 in results["files"].items():
+        assert hashlib.sha256(files[file].read_bytes()).hexdigest() == sha256
+    own = results.pop("sha256")
+    assert hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest() == own

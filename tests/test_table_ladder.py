@@ -1,5 +1,6 @@
 """The ladder: what each rung adds, on a made-up text; and the committed one, which must meet the published figures."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -57,8 +58,13 @@ def test_a_figure_that_rises_when_training_ends_is_said_to_depend_on_it(tmp_path
     path = tmp_path / "run"
     path.mkdir()
     logged = [{"step": step, "perplexity": held_out, "loss": loss} for step, held_out, loss in lines]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
-    way = ladder.on_the_way([Run(path, recipe, {})])
+
+    def run(lines: list[dict[str, float | None]]) -> Run:
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        (path / "metrics.jsonl").write_bytes(data)
+        return Run(path, recipe, {"files": {"metrics.jsonl": hashlib.sha256(data).hexdigest()}})
+
+    way = ladder.on_the_way([run(logged)])
     assert way == {
         "lowest": 38.0,
         "lowest_at_step": 500,
@@ -70,8 +76,7 @@ def test_a_figure_that_rises_when_training_ends_is_said_to_depend_on_it(tmp_path
            "train_perplexity": 14.49 * math.e, "on_the_way": way}  # fmt: skip
     (said,) = ladder.discussion([row])
     assert "6.3% below the source" in said and "it would be 42.00, 3.5% above the source" in said
-    (path / "metrics.jsonl").write_text(json.dumps(logged[0]) + "\n")
-    assert ladder.on_the_way([Run(path, recipe, {})]) is None
+    assert ladder.on_the_way([run(logged[:1])]) is None
 
 
 def test_the_rung_that_overfits_gets_more_seeds_at_the_full_budget_only():

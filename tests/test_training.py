@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from workbench.content import content
 from workbench.errors import BadRun, WorkbenchError
 from workbench.recipes import ModelConfig, Recipe, Seeds, TrainingConfig, load_recipe
-from workbench.runs import build_model, load, read_tensors
+from workbench.runs import build_model, load
 from workbench.sweeps import train_many
 from workbench.tasks import load_task
 from workbench.training import Trainer, checkpoint_steps, evaluate, train
@@ -31,10 +32,10 @@ TINY = Recipe(
 
 
 def files(folder):
-    """What must not depend on interruptions: every file but run.json's seconds."""
+    """What must not depend on interruptions: every file but run.json's seconds, and so its hash."""
     contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     results = json.loads(contents.pop("run.json"))
-    del results["seconds"]
+    del results["seconds"], results["sha256"]
     return contents | {"run.json": results}
 
 
@@ -133,7 +134,7 @@ def test_a_damaged_trainer_state_is_named(tmp_path, monkeypatch):
         train(TINY, tmp_path / "run")
     state = tmp_path / "run" / "trainer.safetensors"
     state.write_bytes(state.read_bytes()[:100])
-    with pytest.raises(BadRun, match=r"trainer.safetensors is missing or damaged"):
+    with pytest.raises(BadRun, match=r"trainer.safetensors is damaged: its hash .*; delete .*trainer.safetensors to"):
         train(TINY, tmp_path / "run", resume=True)
 
 
@@ -340,6 +341,6 @@ def test_workers_end_with_a_killed_driver(tmp_path, runs):
 
 def test_weights_on_disk_are_the_models_own(tmp_path):
     run = train(TINY, tmp_path / "run")
-    tensors, _ = read_tensors(run.path / "model.safetensors")
+    tensors = load_file(run.path / "model.safetensors")
     assert tensors.keys() == run.model.state_dict().keys()
     assert "blocks.0.attn.W_Q" in tensors and tensors["blocks.0.attn.W_Q"].shape == (2, 16, 8)

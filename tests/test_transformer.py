@@ -370,3 +370,32 @@ def test_gpt2_small_has_the_published_number_of_parameters() -> None:
         assert model(torch.zeros(1, 1024, dtype=torch.long)).shape == (1, 1024, 50257)
     assert model.n_parameters == 124_439_808
     assert sum(p.numel() for p in model.blocks[3].parameters()) == 12 * 768**2 + 13 * 768
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"positions": "alibi"}, {"positions": "rotary"},
+                                     {"attention": "softmax-unscaled"}, {"query_key": "tied"}, {"n_layers": 0},
+                                     {"positions": "shortformer"}, {"value_output": "identity"}])  # fmt: skip
+def test_training_fuses_what_nobody_watches_and_computes_the_same(options: dict[str, Any]) -> None:
+    model = build(**options).double()
+    expected = model(TOKENS)
+    model.train()
+    assert distance(model(TOKENS), expected) <= 1e-12
+    seen: dict[str, Tensor] = {}
+    names = list(model.mod_dict)
+    with model.hooks(fwd_hooks=[(name, lambda value, hook: seen.update({hook.name: value})) for name in names
+                                if "hook" in name]):  # fmt: skip
+        assert distance(model(TOKENS), expected) <= 1e-12
+    _, cache = model.eval().run_with_cache(TOKENS)
+    assert seen.keys() == cache.keys()
+
+
+def test_a_hook_may_write_into_what_it_gets_while_gradients_are_wanted() -> None:
+    model = build().train()
+
+    def doubled(value: Tensor, hook: object) -> Tensor:
+        value[:, 1] *= 2
+        return value
+
+    for name in ("q", "k", "v", "z"):
+        with model.hooks(fwd_hooks=[(f"blocks.0.attn.hook_{name}", doubled)]):
+            model(TOKENS).sum().backward()

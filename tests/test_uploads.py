@@ -44,7 +44,7 @@ def test_a_good_pair_becomes_a_run_with_its_own_score(runs):
     assert run.path == runs / "mine" / "seed-0" and not run.shipped
     ours, theirs = run.results["held_out"], shipped.results["held_out"]
     assert ours["by_cluster"] == theirs["by_cluster"] and ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-    assert run.results["weights_sha256"] == shipped.results["weights_sha256"]
+    assert run.weights_sha256 == shipped.weights_sha256
     assert run.results["made_by"] == "trained elsewhere"
     again = wb.load("mine")
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), shipped.model.parameters(), strict=True))
@@ -71,9 +71,9 @@ def test_half_precision_is_taken(runs):
         ({"recipe": b"a = " + b"[" * 60_000}, "is not readable TOML"),
         ({"recipe": b"x" * 70_000}, "expected at most 65,536"),
         ({"recipe": b"[model]\nn_layers = 1"}, "no task given"),
-        ({"recipe": b'task = "/etc/passwd"'}, "'/etc/passwd' is none of"),
+        ({"recipe": b'task = "/etc/passwd"'}, "'/etc/passwd': expected a task's name"),
         ({"recipe": b'task = "../winograd.toml"'}, "is none of"),
-        ({"recipe": b'task = "winograd"\n[model]\nn_layers = 1000000'}, "expected at most 128"),
+        ({"recipe": b'task = "winograd"\n[model]\nn_layers = 512'}, "expected at most 128"),
         ({"recipe": b'task = "winograd"\n[model]\nn_ctx = 1000000'}, "expected at most 16384"),
         ({"recipe": b'task = "winograd"\n[model]\nd_model = 40000\nd_mlp = 900000'}, "bytes; expected at most"),
         ({"recipe": b'task = "winograd"'}, "where the recipe has"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import BadPrompt, BadRecipe
+from workbench.untrusted import plain, short
 from workbench.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -41,17 +42,24 @@ class BytePairs(Vocabulary):
 
     def token(self, word: str) -> int:
         """Raises BadPrompt where the text is not a single token."""
+        if len(word) > max(map(len, self.words)):
+            raise BadPrompt(f"{short(word, 80)!r} is longer than every token; expected the text of one")
         tokens = self.encode(word)
         if len(tokens) != 1:
-            pieces = " | ".join(self.str_tokens(tokens))
-            raise BadPrompt(f"{word!r} is {len(tokens)} tokens ({pieces}); expected the text of one, spaces included")
+            pieces = plain(" | ".join(self.str_tokens(tokens)), 80)
+            raise BadPrompt(
+                f"{short(word, 80)!r} is {len(tokens)} tokens ({pieces}); expected the text of one, spaces included"
+            )
         return tokens[0]
 
     def encode(self, text: str) -> list[int]:
-        """Raises BadPrompt for an empty text."""
+        """Raises BadPrompt for an empty text, and for one that holds bytes which are no text."""
         if not text:
             raise BadPrompt("the prompt is empty; write some text")
-        return self.tokenizer.encode(text).ids
+        try:
+            return self.tokenizer.encode(text).ids
+        except TypeError:  # half of a surrogate pair: what Python makes of a byte that is no UTF-8
+            raise BadPrompt(f"the prompt {short(text, 80)!r} is not all text; leave out what is no UTF-8") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens))

@@ -128,6 +128,7 @@ def train(
     ] = None,
     jobs: Jobs = None,
     dask: Dask = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 … or mps.")] = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with unfinished runs.")] = False,
 ) -> None:
     """Train a model from its recipe; several seeds, or a grid of settings, side by side."""
@@ -143,7 +144,7 @@ def train(
     from workbench.sweeps import train_many
 
     with _Bars(wanted) as bars:
-        runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch, cluster=dask)
+        runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch, cluster=dask, device=device)
     for setting, run in zip(said, runs, strict=True):
         results = run.results
         print(

@@ -24,8 +24,9 @@ PATIENCE = 20  # seconds to find the scheduler
 
 
 def train_on(
-    address: str, recipes: Sequence[Recipe], folders: Sequence[Path], watch: Callable[[int, dict[str, Any]], None]
-) -> None:
+    address: str, recipes: Sequence[Recipe], folders: Sequence[Path], watch: Callable[[int, dict[str, Any]], None],
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """Train what is not in its folder yet on the workers of the scheduler at `address`.
 
     `watch` is called with the index of each run that has come back and its last line of metrics. Raises:
@@ -40,12 +41,16 @@ def train_on(
             )
     if missing:
         with _executor(address) as executor:
-            fill(executor, [(recipes[index], folders[index]) for index in missing], lambda i, m: watch(missing[i], m))
+            work = [(recipes[index], folders[index]) for index in missing]
+            fill(executor, work, lambda i, m: watch(missing[i], m), device)
 
 
-def fill(executor: Executor, work: Sequence[tuple[Recipe, Path]], watch: Callable[[int, dict[str, Any]], None]) -> None:
+def fill(
+    executor: Executor, work: Sequence[tuple[Recipe, Path]], watch: Callable[[int, dict[str, Any]], None],
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """Train every recipe by any executor and put each run into its folder as it comes back."""
-    futures = {executor.submit(trained, *_packed(recipe)): i for i, (recipe, _) in enumerate(work)}
+    futures = {executor.submit(trained, *_packed(recipe), device): i for i, (recipe, _) in enumerate(work)}
     failed: list[BaseException] = []
     for future in as_completed(futures):
         index = futures[future]
@@ -70,14 +75,14 @@ def fill(executor: Executor, work: Sequence[tuple[Recipe, Path]], watch: Callabl
         raise WorkbenchError(f"{said}; the others are kept, and the same command goes on")
 
 
-def trained(recipe: Recipe, task: bytes | None) -> dict[str, bytes]:
+def trained(recipe: Recipe, task: bytes | None, device: str = "cpu") -> dict[str, bytes]:
     """On a worker: the files of a finished run, by their names in its folder."""
     with tempfile.TemporaryDirectory() as made:
         if task is not None:
             file = Path(made) / Path(recipe.task).name
             file.write_bytes(task)
             recipe = dataclasses.replace(recipe, task=str(file))
-        run = train(recipe, Path(made) / "run" / f"seed-{recipe.seeds.initialisation}")
+        run = train(recipe, Path(made) / "run" / f"seed-{recipe.seeds.initialisation}", device=device)
         files = (path for path in run.path.rglob("*") if path.is_file() and not path.name.startswith("."))
         return {path.relative_to(run.path).as_posix(): path.read_bytes() for path in files}
 

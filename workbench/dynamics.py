@@ -26,6 +26,7 @@ seeds all, which cover it with 94 %), whatever the distribution.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ from jaxtyping import Bool, Float, Int
 
 from workbench.errors import BadRun, UnknownName
 from workbench.recipes import Recipe, read_recipe
-from workbench.runs import Run, load, runs_folder
+from workbench.runs import MOST, Run, bytes_in, lines_of, load, read_checked, runs_folder
+from workbench.untrusted import is_plain
 
 PROBES = "probes.jsonl"
 EDGES = "edges."  # what the series of cut edges begin with
@@ -205,13 +207,16 @@ def read_dynamics(run: Run | str | Path, seed: int | None = None) -> Dynamics:
     Torn and doubled lines are left out, and named. Raises: BadRun for a run without probes; what `workbench.load`
     raises.
     """
-    folder, recipe, finished = (run.path, run.recipe, True) if isinstance(run, Run) else _opened(run, seed)
+    folder, recipe, finished = (run.path, run.recipe, run) if isinstance(run, Run) else _opened(run, seed)
     file = folder / PROBES
-    if not file.exists():
-        how = f"workbench dynamics {folder} --probe reads them from its checkpoints"
-        if not any(folder.glob("checkpoints/step-*")):
-            how = "nor checkpoints to read them from; train it anew with probes in its recipe"
-        raise BadRun(f"{folder} has no probes; {how}")
+    kept = any(folder.glob("checkpoints/step-*"))
+    how = f"workbench dynamics {folder} --probe reads them from its checkpoints"
+    if not os.path.exists(file):
+        lost = "nor checkpoints to read them from; train it anew with probes in its recipe"
+        raise BadRun(f"{folder} has no probes; {how if kept else lost}")
+    if finished:
+        then = f"delete it, and {how}" if kept else f"delete {folder} and train it again"
+        read_checked(file, finished.results["files"].get(PROBES, ""), then)
     lines, faults = read_lines(folder)
     if not lines:
         raise BadRun(f"{file} holds no probed step; delete it and train again")
@@ -237,16 +242,22 @@ def read_dynamics(run: Run | str | Path, seed: int | None = None) -> Dynamics:
 
 
 def read_lines(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The lines of probes.jsonl by rising step, and what is wrong with it. Of two lines of one step the later holds."""
+    """The lines of probes.jsonl by rising step, and what is wrong with it. Of two lines of one step the later holds.
+
+    Raises: BadRun if it cannot be read.
+    """
     file, lines, faults = folder / PROBES, {}, []
     order = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+    try:
+        data = bytes_in(file)
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read ({error.strerror or error})") from None
+    for number, line in enumerate(lines_of(data, file), start=1):
         try:
             read = json.loads(line)
             step = read["step"]
-            if type(step) is not int or type(read["series"]) is not dict:
-                raise ValueError
-        except (ValueError, TypeError, KeyError):
+            _check_line(read)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             faults.append(f"{file}: line {number} is torn or no probe; left out")
             continue
         order.append(step)
@@ -254,6 +265,22 @@ def read_lines(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if order != sorted(set(order)):
         faults.append(f"{file}: steps are out of order or doubled; sorted, the later line of a step holds")
     return [lines[step] for step in sorted(lines)], faults
+
+
+def _check_line(line: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError, KeyError or OverflowError for what is no probed step."""
+    if type(line["step"]) is not int or not 0 <= line["step"] <= MOST or type(line["series"]) is not dict:
+        raise ValueError
+    losses = [line.get(key) for key in ("loss", "held_out_loss", "held_out_accuracy")]
+    by_position, undefined = line.get("loss_by_position", []), line.get("undefined", {})
+    if type(by_position) is not list or type(undefined) is not dict:
+        raise TypeError
+    if not all(type(loss) in (int, float) for loss in [*by_position, *(loss for loss in losses if loss is not None)]):
+        raise TypeError
+    for each in (*losses, *by_position):
+        float(each or 0)  # a whole number may be too large for one
+    if not all(is_plain(text) for text in (*line["series"], *undefined, *map(str, undefined.values()))):
+        raise ValueError
 
 
 def phase_changes(
@@ -300,8 +327,8 @@ def phase_change(steps: Int[np.ndarray, "step"], curve: Curve, seed: int = 0) ->
     return Change(seed, before, int(steps[begins]), still, int(steps[ends]), null, plateau)
 
 
-def _opened(name_or_path: str | Path, seed: int | None) -> tuple[Path, Recipe, bool]:
-    """Folder, recipe, and whether it is finished."""
+def _opened(name_or_path: str | Path, seed: int | None) -> tuple[Path, Recipe, Run | None]:
+    """Folder, recipe, and the run if it is finished."""
     try:
         run = load(name_or_path, seed)
     except BadRun:
@@ -310,8 +337,8 @@ def _opened(name_or_path: str | Path, seed: int | None) -> tuple[Path, Recipe, b
             folder = runs_folder() / name_or_path / f"seed-{seed or 0}"
         if (folder / "run.json").exists() or not (folder / PROBES).exists():
             raise
-        return folder.resolve(), read_recipe(folder / "recipe.toml"), False
-    return run.path, run.recipe, True
+        return folder.resolve(), read_recipe(folder / "recipe.toml"), None
+    return run.path, run.recipe, run
 
 
 def _for_good(above: Bool[np.ndarray, "step"]) -> int | None:
@@ -355,7 +382,7 @@ def _series(name: str, lines: list[dict[str, Any]]) -> Series | None:
         try:
             arrays = [np.array(line["series"][name][key], dtype=float) if name in line["series"] else None
                       for line in lines]  # fmt: skip
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             return None
         shapes = {array.shape for array in arrays if array is not None}
         if len(shapes) != 1:

@@ -27,7 +27,9 @@ class UnknownName(WorkbenchError):
     def __str__(self) -> str:
         kind, name, known, where = self.args
         nearest = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)[:8]
-        return f"unknown {kind} {name!r}{where}" + (f"; nearest: {', '.join(nearest)}" if nearest else "")
+        plain = all(any(map(str.isalnum, other)) for other in nearest)  # a comma among commas needs its quotes
+        listed = ", ".join(nearest if plain else map(repr, nearest))
+        return f"unknown {kind} {name!r}{where}" + (f"; nearest: {listed}" if nearest else "")
 
 
 class BadRecipe(WorkbenchError):

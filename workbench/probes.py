@@ -20,6 +20,7 @@ The line of one step, {"step", "loss", "held_out_loss", "held_out_accuracy", "lo
 `workbench.dynamics` reads them without torch.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +33,12 @@ from torch import Tensor
 
 from circuits.errors import CircuitError
 from circuits.scores import LEAST_DRAWS, Scores
-from workbench.dynamics import PROBES, read_lines
+from workbench.dynamics import PROBES
 from workbench.errors import BadRun, Undefined, WorkbenchError
 from workbench.evidence import examples
 from workbench.files import write_atomic
 from workbench.recipes import Probe, TrainingConfig
-from workbench.runs import Run, load
+from workbench.runs import Run, load, write_results
 from workbench.tasks.generated import Induction
 from workbench.tasks.task import Scores as TaskScores
 from workbench.tasks.task import Task
@@ -94,25 +95,17 @@ def probe_checkpoints(run: Run, which: tuple[Probe, ...] | None = None) -> Path:
         model = load(run.path, step=step).model
         read = probe(model, run.task, which, sequences_of(training))
         lines.append({"step": run.results["steps"] if step is None else step, "loss": None} | read)
-    write_atomic(run.path / PROBES, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    (run.path / PROBES).unlink(missing_ok=True)  # so that a crash leaves none, not those of another hash
+    run.results["files"][PROBES] = hashlib.sha256(data).hexdigest()
+    write_results(run.path, run.results)
+    write_atomic(run.path / PROBES, data)
     return run.path / PROBES
 
 
 def sequences_of(training: TrainingConfig) -> int:
     """Held-out sequences to probe on: two batches', so that the cost goes with that of training."""
     return 2 * training.batch
-
-
-def append_probes(folder: Path, line: dict[str, Any]) -> None:
-    with (folder / PROBES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def keep_probes(folder: Path, step: int) -> None:
-    """Drop what was probed after a step from which training goes on; it will come again."""
-    if (folder / PROBES).exists():
-        kept = [line for line in read_lines(folder)[0] if line["step"] <= step]
-        write_atomic(folder / PROBES, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
 def _heads(model: Transformer, task: Task, tokens: Tensor) -> dict[str, Any]:

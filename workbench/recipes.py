@@ -25,6 +25,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -33,6 +34,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from workbench.content import content
 from workbench.errors import BadRecipe, UnknownName, WorkbenchError
+from workbench.untrusted import LARGEST_TOML, is_plain, parse_toml, plain, read_file, short
 
 Norm = Literal["none", "pre", "post"]
 Positions = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "shortformer"]
@@ -46,7 +48,14 @@ Probe = Literal["heads", "composition", "copying", "in-context", "edges"]
 
 
 MOST = 1_000_000
-"""Of layers, heads, widths and positions: enough for any model of this kind, and a mistyped size is no allocation."""
+"""Of widths and positions: enough for any model of this kind, and a mistyped size is no allocation."""
+MOST_PARTS = 512
+"""Of layers, and of heads in each: every one has a name that is listed."""
+LARGEST_MODEL = 2**28
+"""Numbers, trained and fixed: 1 GiB, and in training four times that."""
+MOST_STEPS = 10**9
+LONGEST_TEXT = 1_000
+"""Characters of what a recipe says of itself, and of a task's path."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +114,12 @@ class ModelConfig:
             object.__setattr__(self, "d_head", self.d_model // self.n_heads)
         if self.d_mlp == -1:
             object.__setattr__(self, "d_mlp", 4 * self.d_model)
-        for name, least in {
-            "n_layers": 0, "n_heads": 1, "d_model": 1, "d_head": 1, "d_mlp": 0, "n_ctx": 0, "d_vocab": 0,
+        for name, (least, most) in {
+            "n_layers": (0, MOST_PARTS), "n_heads": (1, MOST_PARTS), "d_model": (1, MOST), "d_head": (1, MOST),
+            "d_mlp": (0, MOST), "n_ctx": (0, MOST), "d_vocab": (0, MOST),
         }.items():  # fmt: skip
-            if not least <= getattr(self, name) <= MOST:
-                raise BadRecipe(f"{name} = {getattr(self, name)}: expected {least} to {MOST}")
+            if not least <= getattr(self, name) <= most:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected {least} to {most}")
         if not 0 <= self.dropout < 1:
             raise BadRecipe(f"dropout = {self.dropout}: expected a rate from 0 up to, not including, 1")
         sliced = self.n_heads * self.d_head == self.d_model
@@ -136,6 +146,22 @@ class ModelConfig:
     @property
     def attn_only(self) -> bool:
         return self.d_mlp == 0
+
+    @property
+    def numbers(self) -> int:
+        """How many a model holds at most, trained and fixed ones; what n_ctx and d_vocab leave to the task apart."""
+        attention = 4 * self.n_heads * self.d_head * (self.d_model + 1)
+        feed_forward = self.d_mlp * (2 * self.d_model + 1)
+        ends = (self.n_ctx + 2 * self.d_vocab) * self.d_model + self.d_vocab
+        return ends + self.n_layers * (attention + feed_forward + 6 * self.d_model) + 2 * self.d_model
+
+    def check_size(self, name: str) -> None:
+        """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers."""
+        if self.numbers > LARGEST_MODEL:
+            raise BadRecipe(
+                f"{name} does not fit into memory: it would hold {self.numbers:,} numbers; "
+                f"expected at most {LARGEST_MODEL:,}"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,15 +194,21 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        least = {"steps": 0, "batch": 1, "warmup": 0, "log_every": 1, "save_every": 1, "checkpoints": 0, "clip": 0,
-                 "weight_decay": 0, "beta1": 0, "beta2": 0}  # fmt: skip
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise BadRecipe(f"{name} = {getattr(self, name)}: expected at least {low}")
+        for name, (least, most) in {
+            "steps": (0, MOST_STEPS), "batch": (1, 100_000), "warmup": (0, MOST_STEPS), "log_every": (1, MOST_STEPS),
+            "save_every": (1, MOST_STEPS), "checkpoints": (0, 10_000),
+        }.items():  # fmt: skip
+            if not least <= getattr(self, name) <= most:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected {least} to {most}")
+        for name in ("clip", "weight_decay", "beta1", "beta2"):
+            if getattr(self, name) < 0:
+                raise BadRecipe(f"{name} = {getattr(self, name)}: expected at least 0")
         if self.lr <= 0:
             raise BadRecipe(f"lr = {self.lr}: expected a learning rate above 0")
         if max(self.beta1, self.beta2) >= 1:
             raise BadRecipe(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected rates below 1")
+        if len(set(self.probes)) < len(self.probes):
+            raise BadRecipe("probes has one twice; expected each once")
         if self.warmup > self.steps:
             raise BadRecipe(f"warmup = {self.warmup} is longer than the training, steps = {self.steps}")
 
@@ -219,10 +251,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        if self.name.strip(".") == "" or len(self.name) > 100 or {"/", "\\", "\0"} & set(self.name):
-            raise BadRecipe(f"{self.name[:100]!r} cannot name a run; expected the name of a folder")
-        if Path(self.task).name == "recipe.toml":  # a run keeps the task's file beside its recipe
-            raise BadRecipe(f"the task's file must not be called recipe.toml; rename {self.task}")
+        if not _names_a_folder(self.name):
+            raise BadRecipe(f"{short(self.name, 80)!r} cannot name a run; expected the name of a folder")
+        for name in ("task", "about"):
+            text = getattr(self, name)
+            if len(text) > LONGEST_TEXT or not is_plain(text):
+                raise BadRecipe(f"{name} = {short(text, 60)!r}: expected one line of at most {LONGEST_TEXT} characters")
+        file = Path(self.task).name
+        if not self.task.endswith(".toml") and (not file or file != self.task):
+            raise BadRecipe(f"task = {short(self.task, 60)!r}: expected a task's name, or a file that ends in .toml")
+        if file == "recipe.toml":  # a run keeps the task's file beside its recipe
+            raise BadRecipe(f"the task's file must not be called recipe.toml; rename {plain(self.task)}")
 
     def with_seed(self, seed: int, *, split: bool = False) -> "Recipe":
         """The same experiment from another seed: initialisation and batches, and the split too if asked."""
@@ -246,7 +285,7 @@ class Recipe:
         of_model, of_training = ModelConfig.__dataclass_fields__, TrainingConfig.__dataclass_fields__
         for name in settings:
             if name not in of_model and name not in of_training:
-                raise UnknownName("field", name, [*of_model, *of_training])
+                raise UnknownName("field", short(name, 60), [*of_model, *of_training])
         model = {name: value for name, value in settings.items() if name in of_model}
         training = {name: value for name, value in settings.items() if name in of_training}
         if {"d_model", "n_heads"} & model.keys():
@@ -295,7 +334,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     if path.suffix == ".toml":
         return read_recipe(path)
     if str(name_or_path) not in recipe_names():
-        raise UnknownName("model", str(name_or_path), recipe_names())
+        raise UnknownName("model", short(str(name_or_path), 100), recipe_names())
     return read_recipe(content("models") / name_or_path / "recipe.toml")
 
 
@@ -304,15 +343,20 @@ def read_recipe(path: Path) -> Recipe:
     path = path.absolute()
     folder = path.parent.parent if path.parent.name.startswith("seed-") else path.parent
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = parse_toml(read_file(path, LARGEST_TOML))
     except FileNotFoundError:
-        raise BadRecipe(f"{path}: no such recipe file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise BadRecipe(f"{str(path)[:200]}: not a readable TOML file ({error})") from None
-    recipe = parse_recipe(raw, folder.resolve().name if path.stem == "recipe" else path.stem, str(path))
+        raise BadRecipe(f"{plain(path)}: no such recipe file") from None
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadRecipe(f"{plain(path)}: not a readable TOML file ({reason})") from None
+    recipe = parse_recipe(raw, folder.resolve().name if path.stem == "recipe" else path.stem, plain(path))
     if not recipe.task.endswith(".toml"):
         return recipe
-    return dataclasses.replace(recipe, task=str((path.parent / recipe.task).resolve()))  # relative to the recipe
+    try:
+        task = str((path.parent / recipe.task).resolve())  # relative to the recipe
+    except (RuntimeError, OSError):
+        raise BadRecipe(f"{plain(path)}: its task {plain(recipe.task, 60)} is a link that leads nowhere") from None
+    return dataclasses.replace(recipe, task=task)
 
 
 def parse_recipe(raw: dict[str, Any], name: str, where: str) -> Recipe:
@@ -353,12 +397,12 @@ def _setting(text: str) -> tuple[str, list[Any]]:
     """ "lr=1e-3,3e-3" → lr and its values; a text needs no quotes."""
     field_name, equals, values = text.partition("=")
     if not equals or not values.strip():
-        raise BadRecipe(f"--set {text[:60]}: expected FIELD=VALUE or FIELD=VALUE,VALUE, such as lr=1e-3,3e-3")
+        raise BadRecipe(f"--set {plain(text, 60)}: expected FIELD=VALUE or FIELD=VALUE,VALUE, such as lr=1e-3,3e-3")
 
     def value_of(part: str) -> Any:
         try:
             return tomllib.loads(f"x = {part}")["x"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return part
 
     return field_name.strip(), [value_of(part.strip()) for part in values.split(",")]
@@ -378,7 +422,7 @@ def _known(raw: dict[str, Any], kind: type) -> dict[str, Any]:
     """The same fields, if the dataclass has them all."""
     for key in raw:
         if key not in kind.__dataclass_fields__:
-            raise UnknownName("field", key, kind.__dataclass_fields__)
+            raise UnknownName("field", short(key, 60), kind.__dataclass_fields__)
     return raw
 
 
@@ -390,27 +434,52 @@ def _check_types(config: Any) -> None:
 
 def _typed(value: Any, expected: Any, where: str) -> Any:
     """The value, if it is of the type, or an integer where a float is expected."""
-    if type(value) is int and abs(value) > 10**400:
-        raise BadRecipe(f"{where}: a number of over 400 digits; expected a smaller one")
-    shown = json.dumps(value, default=str)[:60]
     if get_origin(expected) is Literal:
-        if value not in get_args(expected):
-            raise BadRecipe(f"{where} = {shown}: expected one of {', '.join(get_args(expected))}")
+        if type(value) is not str or value not in get_args(expected):
+            raise BadRecipe(f"{where} = {_shown(value)}: expected one of {', '.join(get_args(expected))}")
         return value
     if get_origin(expected) is tuple:
         if not isinstance(value, list | tuple):
-            raise BadRecipe(f"{where} = {shown}: expected a list")
+            raise BadRecipe(f"{where} = {_shown(value)}: expected a list")
         return tuple(_typed(each, get_args(expected)[0], where) for each in value)
     if expected in _ARTICLES:
-        if expected is float and type(value) is int and abs(value) < 1e300:
+        if type(value) is int and abs(value) >= MOST_DIGITS:
+            raise BadRecipe(f"{where} = {_shown(value)}: expected a smaller one")
+        if expected is float and type(value) is int:
             value = float(value)
         if type(value) is not expected:
-            raise BadRecipe(f"{where} = {shown}: expected {_ARTICLES[expected]}")
+            raise BadRecipe(f"{where} = {_shown(value)}: expected {_ARTICLES[expected]}")
         if expected is float and not math.isfinite(value):
             raise BadRecipe(f"{where} = {value}: expected a finite number")
     return value
 
 
+def _shown(value: Any) -> str:
+    """For a message: short, however large, deep or strange the value is."""
+    if type(value) is int and abs(value) >= MOST_DIGITS:
+        return "a number of over 60 digits"
+    if isinstance(value, list | tuple | dict):
+        return "a section" if isinstance(value, dict) else "a list"
+    return json.dumps(value[:60] if isinstance(value, str) else value, default=str)[:60]
+
+
+def _names_a_folder(name: str) -> bool:
+    """On every system: short, seen, without what has a meaning in a path."""
+    return (
+        is_plain(name)
+        and name == name.strip()
+        and len(os.fsencode(name)) <= LONGEST_NAME
+        and not set(name) & set('/\\:*?"<>|')
+        and name.strip(".") != ""
+        and name[-1] != "."
+        and name.partition(".")[0].upper() not in _WINDOWS
+    )
+
+
+LONGEST_NAME = 100
+"""Bytes of a run's name; systems take 255 for a folder's."""
+MOST_DIGITS = 10**60
+_WINDOWS = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
 _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

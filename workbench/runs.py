@@ -2,34 +2,39 @@
 
     recipe.toml            what was asked, every default spelt out
     model.safetensors      the weights
-    run.json               what came out: scores, seconds, versions, hashes; written last: if it is there, all is
+    run.json               what came out: scores, seconds, versions, and the hash of every file that training wrote;
+                           written last: if it is there, all is
     metrics.jsonl          one line a logged step
     probes.jsonl           one line a probed step, where the recipe asks for probes
     checkpoints/           weights during training, step-000400.safetensors
     trainer.safetensors    only while unfinished: weights, optimizer and step, all that going on needs, in one file
+                           that carries its own hash and those of the checkpoints, metrics and probes so far
 
 Shipped runs lie in models/NAME, yours in runs/NAME/seed-N (or under $WORKBENCH_RUNS); yours come first. Nothing is
-pickled, and every write is atomic: a temporary file, flushed to disk, renamed.
+pickled, and every write is atomic: a temporary file, flushed to disk, renamed. Every file is checked against its hash
+when it is read (recipe and task against what they say, comments apart), run.json against its own.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.content import content
 from workbench.errors import BadRecipe, BadRun, UnknownName, WorkbenchError
-from workbench.files import write_atomic
-from workbench.recipes import Recipe, load_recipe, read_recipe, recipe_names, shipped_names
+from workbench.files import flush_folder, write_atomic
+from workbench.recipes import ModelConfig, Recipe, load_recipe, read_recipe, recipe_names, shipped_names
 from workbench.tasks import load_task, task_sha256
+from workbench.untrusted import is_plain, plain, read_file, short
 from workbench.wording import percent
 
 if TYPE_CHECKING:
@@ -40,6 +45,17 @@ if TYPE_CHECKING:
     from circuits.examples import Examples
     from workbench.tasks.task import Task
     from workbench.transformer import Transformer
+
+WEIGHTS, METRICS, RESULTS = "model.safetensors", "metrics.jsonl", "run.json"
+CHECKPOINT = re.compile(r"checkpoints/step-([0-9]{6,18})\.safetensors")
+LARGEST = {".json": 2**24, ".jsonl": 2**28, ".safetensors": 2**32}
+"""Bytes that are read of a run's files, by suffix."""
+LARGEST_HEADER = 2**20
+"""Bytes of what a safetensors file says of itself."""
+MOST = 10**12
+"""Of steps and parameters."""
+MOST_LINES = 2**18
+"""Of metrics or probes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,12 @@ class Run:
     @property
     def key(self) -> str:
         """Changes whenever the weights do: what caches go by."""
-        return f"{self.results['weights_sha256']}@{self.step}"
+        return f"{self.weights_sha256}@{self.step}"
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of model.safetensors: the weights at the end of training."""
+        return self.results["files"][WEIGHTS]
 
     @property
     def held_out_accuracy(self) -> float:
@@ -92,38 +113,36 @@ class Run:
     @cached_property
     def model(self) -> "Transformer":
         """In evaluation mode, on the CPU."""
-        weights = self.path / "model.safetensors"
+        name = WEIGHTS
         if self.step is not None:
             if self.step not in self.checkpoints:
                 have = ", ".join(str(step) for step in self.checkpoints) or "none"
                 raise BadRun(f"{self.path} has no checkpoint at step {self.step}; it has {have}")
-            weights = checkpoint_path(self.path, self.step)
-        else:
-            self.check_weights()
+            name = checkpoint_name(self.step)
+        most = 8 * sized(self.recipe, self.task).numbers + LARGEST_HEADER
+        weights = self._read(name, most)
         model = build_model(self.recipe, self.task)
-        model.load_state_dict(read_tensors(weights)[0])
+        model.load_state_dict(tensors_of(weights, self.path / name))
         return model.eval()
 
     def check_weights(self) -> None:
         """Raises: BadRun unless the weights on disk are those that run.json speaks of."""
-        weights, again = self.path / "model.safetensors", f"delete {self.path} and train it again"
-        try:
-            intact = hashlib.sha256(weights.read_bytes()).hexdigest() == self.results["weights_sha256"]
-        except OSError:
-            raise BadRun(f"{weights} is missing; {again}") from None
-        if not intact:
-            raise BadRun(f"{weights} is damaged: its hash is not the one in run.json; {again}")
+        self._read(WEIGHTS)
 
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps whose weights were kept."""
-        steps = (path.stem.removeprefix("step-") for path in self.path.glob("checkpoints/step-*.safetensors"))
-        return sorted(int(step) for step in steps if step.isdecimal())
+        files = self.results["files"]
+        steps = {int(found[1]) for name in files if (found := CHECKPOINT.fullmatch(name))}
+        return sorted(step for step in steps if checkpoint_name(step) in files)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One dict a logged step: step, loss, lr, held_out_loss, held_out_accuracy."""
-        return read_metrics(self.path)
+        return _metrics(self._read(METRICS), self.path / METRICS) if METRICS in self.results["files"] else []
+
+    def _read(self, name: str, most: int | None = None) -> bytes:
+        return read_checked(self.path / name, self.results["files"][name], again(self.path, RESULTS), most=most)
 
     def encode(self, text: str) -> "Int[Tensor, '1 position']":
         return self.task.encode(text)
@@ -164,14 +183,15 @@ def load(name_or_path: str | Path, seed: int | None = None, step: int | None = N
         return _read(shipped, step)
     if name in recipe_names():
         raise BadRun(f"{name} with seed {seed or 0} is not trained; run: workbench train {name} --seeds {seed or 0}")
-    known = {*recipe_names(), *(p.parent.name for p in runs_folder().glob("*/seed-*"))}
+    yours_named = {p.parent.name for p in runs_folder().glob("*/seed-*")}
+    known = {*recipe_names(), *filter(is_plain, yours_named)}
     if name in known:
         raise BadRun(f"{name} has no seed {seed or 0}; train it from its recipe")
     if name.strip() and (path.name != name or os.path.isdir(path)):
         raise BadRun(
-            f"{name[:200]!r}: no run there; a run is a folder with recipe.toml, model.safetensors and run.json"
+            f"{short(name, 60)!r}: no run there; a run is a folder with recipe.toml, model.safetensors and run.json"
         )
-    raise UnknownName("model", name, known)
+    raise UnknownName("model", short(name, 60), known)
 
 
 def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
@@ -197,19 +217,25 @@ def run_folder(recipe: Recipe) -> Path:
     return runs_folder() / name / f"seed-{recipe.seeds.initialisation}"
 
 
-def build_model(recipe: Recipe, task: "Task") -> "Transformer":
-    """The untrained model of a recipe: sizes from the task, initial weights from the seed, or written by hand."""
-    from dataclasses import replace
-
-    from workbench.transformer import Transformer
-
+def sized(recipe: Recipe, task: "Task") -> ModelConfig:
+    """The recipe's model with the sizes of its task. Raises: BadRecipe where it does not fit the task, or memory."""
     sizes = {"n_ctx": recipe.model.n_ctx or task.n_ctx, "d_vocab": recipe.model.d_vocab or len(task.vocabulary)}
     if sizes["n_ctx"] < task.n_ctx:
         raise BadRecipe(f"n_ctx = {sizes['n_ctx']} is too small: {task.name} has sequences of {task.n_ctx} tokens")
     if sizes["d_vocab"] != len(task.vocabulary):
         raise BadRecipe(f"d_vocab = {sizes['d_vocab']}, but {task.name} has {len(task.vocabulary)} words; leave it out")
+    config = replace(recipe.model, **sizes)
+    config.check_size(recipe.name)
+    return config
+
+
+def build_model(recipe: Recipe, task: "Task") -> "Transformer":
+    """The untrained model of a recipe: sizes from the task, initial weights from the seed, or written by hand."""
+    from workbench.transformer import Transformer
+
+    config = sized(recipe, task)
     try:
-        model = Transformer(replace(recipe.model, **sizes), task.vocabulary, seed=recipe.seeds.initialisation)
+        model = Transformer(config, task.vocabulary, seed=recipe.seeds.initialisation)
     except (RuntimeError, MemoryError) as error:  # what torch's allocator raises
         raise BadRecipe(f"{recipe.name} does not fit into memory ({str(error).splitlines()[0][:80]})") from None
     if recipe.model.init == "by-hand":
@@ -220,38 +246,74 @@ def build_model(recipe: Recipe, task: "Task") -> "Transformer":
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line torn by a crash is left out."""
-    file = path / "metrics.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    metrics = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            metrics.append({"step": int(json.loads(line)["step"])} | json.loads(line))
-        except (ValueError, TypeError, KeyError):
-            if number < len(lines):
-                raise BadRun(f"{file} is damaged in line {number}") from None
-    return metrics
+    """The lines of the metrics of a run that may still be training; a last line torn by a crash is left out.
+
+    Raises: BadRun if another line is damaged.
+    """
+    file = path / METRICS
+    try:
+        data = bytes_in(file) if os.path.exists(file) else b""
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read ({error.strerror or error})") from None
+    return _metrics(data, file)
 
 
-def write_tensors(path: Path, tensors: "dict[str, torch.Tensor]", metadata: dict[str, str] | None = None) -> str:
-    """Write safetensors atomically; returns the file's sha256."""
+def bytes_in(file: Path, most: int | None = None) -> bytes:
+    """All of one of a run's files. Raises: OSError, also for what is no ordinary file or larger than `most`."""
+    largest = LARGEST[file.suffix] if most is None else most
+    return read_file(file, min(file.stat().st_size, largest))  # which takes as much memory as it may need
+
+
+def read_checked(file: Path, sha256: str, then: str, size: int | None = None, most: int | None = None) -> bytes:
+    """A file's bytes, or the first `size` of them. `then` says what to do about a damaged one.
+
+    Raises: BadRun unless they have this hash, and the file at most `most` bytes.
+    """
+    try:
+        data = bytes_in(file, most)[:size]
+    except FileNotFoundError:
+        raise BadRun(f"{file} is missing; {then}") from None
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read ({error.strerror or error}); {then}") from None
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise BadRun(f"{file} is damaged: its hash is not the recorded one; {then}")
+    return data
+
+
+def tensors_of(data: bytes, file: Path) -> "dict[str, torch.Tensor]":
+    """What a safetensors file holds. Raises: BadRun naming the file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise BadRun(f"{file} is damaged ({plain(error, 100)}); delete it and train again") from None
+
+
+def as_safetensors(tensors: "dict[str, torch.Tensor]", metadata: dict[str, str] | None = None) -> bytes:
+    """A safetensors file."""
     from safetensors.torch import save
 
     # a tied weight appears under two names, and safetensors refuses shared memory
-    data = save({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, metadata)
-    write_atomic(path, data)
+    return save({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, metadata)
+
+
+def write_tensors(file: Path, tensors: "dict[str, torch.Tensor]") -> str:
+    """Write safetensors atomically; returns the file's sha256."""
+    data = as_safetensors(tensors)
+    write_atomic(file, data)
     return hashlib.sha256(data).hexdigest()
 
 
-def read_tensors(path: Path) -> "tuple[dict[str, torch.Tensor], dict[str, str]]":
-    """Tensors and metadata of a safetensors file. Raises: BadRun if it is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+def write_results(folder: Path, results: dict[str, Any]) -> None:
+    """Write run.json."""
+    write_atomic(folder / RESULTS, json_of(results))
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BadRun(f"{path} is missing or damaged ({error}); delete it and train again") from None
+
+def json_of(results: dict[str, Any]) -> bytes:
+    """run.json: the results, and the hash of what they say."""
+    return (json.dumps(results | {"sha256": _sha256(results)}, indent=1) + "\n").encode()
 
 
 def place_run(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -264,47 +326,85 @@ def place_run(folder: Path, files: Mapping[str, bytes]) -> None:
             write_atomic(made / name, data)
         made.chmod(0o755)
         os.rename(made, folder)
+        flush_folder(folder.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:06}.safetensors"
+def checkpoint_name(step: int) -> str:
+    return f"checkpoints/step-{step:06}.safetensors"
+
+
+def again(path: Path, name: str) -> str:
+    """What to do about a damaged file of a run: where a crash left a state to go on from, the run is not lost."""
+    if os.path.exists(path / "trainer.safetensors"):
+        return f"delete {path / name}, and --resume goes on from the last saved state"
+    return f"delete {path} and train it again"
 
 
 def _run_folders() -> Iterator[Path]:
-    yield from sorted(p for p in runs_folder().glob("*/seed-*") if p.is_dir())
+    yield from sorted(p for p in runs_folder().glob("*/seed-*") if os.path.isdir(p))
     yield from (content("models") / name for name in shipped_names())
 
 
 def _read(path: Path, step: int | None) -> Run:
-    again = f"delete {path} and train it again"
-    if not (path / "recipe.toml").exists():
-        raise BadRun(f"{path} is damaged: recipe.toml is missing; {again}")
+    if not is_plain(str(path)):
+        raise BadRun(f"{plain(path)}: the name of this folder cannot be shown; rename it")
+    file, then = path / RESULTS, again(path, RESULTS)
+    if not os.path.exists(path / "recipe.toml"):
+        raise BadRun(f"{path} is damaged: recipe.toml is missing; put it back, or delete {path} and train it again")
     recipe = read_recipe(path / "recipe.toml")
-    if not (path / "run.json").exists():
+    if not os.path.exists(file):
         home, seed = run_folder(recipe), recipe.seeds.initialisation
         move = "" if home == path else f"move it to {home}, then "
         command = f"workbench train {shlex.quote(str(home / 'recipe.toml'))} --seeds {seed} --resume"
         raise BadRun(f"{path} is not finished; to go on: {move}{command}")
     try:
-        results = json.loads((path / "run.json").read_bytes())
+        results = json.loads(bytes_in(file))
+        intact = results["sha256"] == _sha256(results)
         _check_results(results)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise BadRun(f"{path / 'run.json'} is damaged ({type(error).__name__}: {error}); {again}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError) as error:
+        raise BadRun(f"{file} is damaged ({type(error).__name__}: {plain(error, 100)}); {then}") from None
+    if not intact:
+        raise BadRun(f"{file} is damaged: its hash is not the one it holds; {then}")
     if results["recipe_sha256"] != recipe.sha256:
         raise BadRun(f"{path}: recipe.toml was changed after training; its hash is not the one in run.json")
     if results["task_sha256"] != task_sha256(recipe.task):
-        raise BadRun(f"{path}: the task {recipe.task} was changed after training; {again}")
+        raise BadRun(f"{path}: the task {recipe.task} was changed after training; {then}")
     return Run(path, recipe, results, step)
+
+
+def _sha256(results: dict[str, Any]) -> str:
+    """Of what run.json says, its own hash apart."""
+    said = {key: value for key, value in results.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def lines_of(data: bytes, file: Path) -> list[bytes]:
+    """Raises: BadRun for more than `MOST_LINES`."""
+    if (n := data.count(b"\n")) > MOST_LINES:
+        raise BadRun(f"{file} has {n:,} lines; expected at most {MOST_LINES:,}")
+    return data.splitlines()
+
+
+def _metrics(data: bytes, file: Path) -> list[dict[str, Any]]:
+    lines = lines_of(data, file)
+    metrics = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            metrics.append({"step": int(json.loads(line)["step"])} | json.loads(line))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            if number < len(lines):
+                raise BadRun(f"{file} is damaged in line {number}") from None
+    return metrics
 
 
 def _check_results(results: Any) -> None:
     """Raises ValueError, KeyError, TypeError or AttributeError unless every figure that is read is there and sound."""
     rates, numbers = [], [results["seconds"]]
     for key in ("parameters", "steps"):
-        if type(results[key]) is not int:
-            raise ValueError(f"{key} is no whole number")
+        if type(results[key]) is not int or not 0 <= results[key] <= MOST:
+            raise ValueError(f"{key} is no whole number from 0 to {MOST}")
     for part in (results["held_out"], results["train"]):
         rates += [part["accuracy"], *part["rates"].values()]
         numbers += [part["loss"], *part["measures"].values()]
@@ -315,6 +415,8 @@ def _check_results(results: Any) -> None:
         raise ValueError("a figure is no number")
     if not all(0 <= rate <= 1 for rate in rates):
         raise ValueError("a rate is not between 0 and 1")
-    for key in ("recipe_sha256", "task_sha256", "weights_sha256"):
-        if type(results[key]) is not str:
-            raise ValueError(f"{key} is no text")
+    for name, sha256 in ({key: results[key] for key in ("recipe_sha256", "task_sha256")} | results["files"]).items():
+        if type(sha256) is not str:
+            raise ValueError(f"the hash of {name} is no text")
+    if WEIGHTS not in results["files"]:
+        raise ValueError(f"files lacks {WEIGHTS}")

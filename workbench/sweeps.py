@@ -26,12 +26,12 @@ Watch = Callable[[int, dict[str, Any]], None]
 
 def train_many(
     recipes: Sequence[Recipe], *, jobs: int | None = None, resume: bool = True, watch: Watch | None = None,
-    cluster: str | None = None,
+    cluster: str | None = None, device: str = "cpu",
 ) -> list[Run]:  # fmt: skip
     """Train every recipe that is not trained yet; their runs, in order. By default on all cores.
 
-    `cluster` is the address of a Dask scheduler whose workers train instead (workbench.cluster). Progress is read from
-    the runs' own metrics files. Raises what the first failing training raises.
+    `cluster` is the address of a Dask scheduler whose workers train instead (workbench.cluster); `device` is where, as
+    `train` takes it. Progress is read from the runs' own metrics files. Raises what the first failing training raises.
     """
     seen: Watch = watch or (lambda index, line: None)
     folders = [run_folder(recipe) for recipe in recipes]
@@ -41,17 +41,17 @@ def train_many(
     if cluster is not None:
         from workbench.cluster import train_on
 
-        train_on(cluster, recipes, folders, seen)
+        train_on(cluster, recipes, folders, seen, device)
         return [load(folder) for folder in folders]
     if min(jobs or os.cpu_count() or 1, len(recipes)) <= 1:
-        return [train(r, resume=resume, progress=partial(seen, i)) for i, r in enumerate(recipes)]
+        return [train(r, resume=resume, progress=partial(seen, i), device=device) for i, r in enumerate(recipes)]
 
     def poll(done: set[int], running: set[int]) -> None:
         for index in done | running:
             for line in read_metrics(folders[index])[-1:]:
                 seen(index, line)
 
-    work = [(recipe, folder, resume) for recipe, folder in zip(recipes, folders, strict=True)]
+    work = [(recipe, folder, resume, device) for recipe, folder in zip(recipes, folders, strict=True)]
     side_by_side(_train, work, jobs=jobs, poll=poll)
     return [load(folder) for folder in folders]
 
@@ -111,8 +111,8 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _train(recipe: Recipe, folder: Path, resume: bool) -> None:
-    train(recipe, folder, resume=resume)
+def _train(recipe: Recipe, folder: Path, resume: bool, device: str) -> None:
+    train(recipe, folder, resume=resume, device=device)
 
 
 def _obey_parent() -> None:

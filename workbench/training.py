@@ -4,43 +4,59 @@ Everything random is a pure function of the recipe: initial weights of `seeds.in
 (`seeds.batches`, t), dropout of the same pair. The trainer's state (weights, optimizer, step) is one file, written
 atomically. So a run that is stopped anywhere, by Ctrl-C or by a power cut, and resumed from its last saved state
 repeats the lost steps exactly.
+
+The state carries a hash of itself, and those of what was written before it: checkpoints, metrics, probes. These go
+into run.json in the end, taken when a file was written, never from what the disk then says. A run is not resumed where
+one of them differs.
 """
 
+import copy
 import ctypes
+import hashlib
 import json
 import math
+import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from jaxtyping import Int
 from torch import Tensor
 
 import workbench
+from workbench.dynamics import PROBES
 from workbench.errors import BadRun, WorkbenchError
-from workbench.files import write_atomic
-from workbench.probes import PROBES, append_probes, keep_probes, probe, sequences_of
+from workbench.files import Lines, write_atomic
+from workbench.probes import probe, sequences_of
 from workbench.recipes import Recipe, TrainingConfig, load_recipe, read_recipe, recipe_names
 from workbench.runs import (
+    METRICS,
+    RESULTS,
+    WEIGHTS,
     Run,
+    again,
+    as_safetensors,
     build_model,
-    checkpoint_path,
+    bytes_in,
+    checkpoint_name,
     load,
-    read_metrics,
-    read_tensors,
+    read_checked,
     run_folder,
+    tensors_of,
+    write_results,
     write_tensors,
 )
 from workbench.tasks import load_task, task_sha256
 from workbench.tasks.task import Scores, Task
 from workbench.transformer import Transformer
+from workbench.untrusted import LARGEST_TOML, read_file
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with each line of metrics as it is written."""
@@ -52,31 +68,51 @@ LOGITS_AT_ONCE = 2**24
 """Numbers: 64 MB, and as much again for their logarithms."""
 LEAST_PROBED = 24
 """Steps that are probed."""
+STATE = "trainer.safetensors"
+SEAL, UNSEALED = re.compile(rb'"sha256":"([0-9a-f]{64})"'), b"0" * 64
+"""Where a state holds its hash, and what stands there while it is taken."""
 
 
-def train(recipe: Recipe, folder: Path | None = None, *, resume: bool = False, progress: Progress | None = None) -> Run:
+def train(
+    recipe: Recipe, folder: Path | None = None, *, resume: bool = False, progress: Progress | None = None,
+    device: str = "cpu",
+) -> Run:  # fmt: skip
     """Train a recipe, or return its run if it is already trained.
 
     `resume` goes on with an unfinished run instead of refusing it. Uses one thread: a tiny model gains nothing from a
-    second one, and results would depend on their number.
+    second one, and results would depend on their number. `device` is cpu, cuda, cuda:1 … or mps: where the steps are
+    made and scored. It is no part of the recipe, for it changes results by rounding only, and runs are read on the CPU.
 
-    Raises: BadRun if the folder holds an unfinished run (without `resume`) or one made from another recipe.
+    Raises: WorkbenchError where there is no such device; BadRun if the folder holds an unfinished run (without
+    `resume`) or one made from another recipe.
     """
     folder = folder or run_folder(recipe)
     check_folder(folder, recipe, resume)
-    if (folder / "run.json").exists():
-        return load(folder)
-    trainer = Trainer.build(recipe, folder)  # whatever is wrong with a recipe is found before anything is written
-    try:
-        _keep_freed_memory()
-        with _locked(folder), single_thread(), torch.random.fork_rng(devices=[]):
-            saved = check_folder(folder, recipe, resume)
-            if not (folder / "run.json").exists():
-                trainer.begin() if saved is None else trainer.restore(*saved)
-                trainer.run(progress or (lambda line: None))
-    except OSError as error:
-        raise WorkbenchError(f"cannot write to {folder} ({error.strerror or error}); what was saved is kept") from None
-    return load(folder)
+    if not os.path.exists(folder / RESULTS):
+        trainer = Trainer.build(recipe, folder, device)  # what is wrong with a recipe is found before writing
+        try:
+            _keep_freed_memory()
+            with _locked(folder), single_thread(), torch.random.fork_rng([] if device == "cpu" else None):
+                saved = check_folder(folder, recipe, resume)
+                if not os.path.exists(folder / RESULTS):
+                    trainer.begin() if saved is None else trainer.restore(*saved)
+                    trainer.run(progress or (lambda line: None))
+        except OSError as error:
+            said = error.strerror or error
+            raise WorkbenchError(f"cannot write to {folder} ({said}); what was saved is kept") from None
+    run = load(folder)
+    with suppress(OSError):
+        (folder / STATE).unlink()  # a crash after run.json was written left it
+    return run
+
+
+def device_of(name: str) -> torch.device:
+    """Raises: WorkbenchError, saying which there are."""
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    if (f"{name}:0" if name == "cuda" else name) not in there:
+        raise WorkbenchError(f"no device {name!r} here; there is {', '.join(there)}")
+    return torch.device(name)
 
 
 def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example position"] | None = None) -> Scores:
@@ -87,7 +123,9 @@ def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example positi
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        parts = [task.score(model(chunk[:, :length]), chunk) for chunk in tokens.split(at_once)]
+        parts = [
+            task.score(model(chunk[:, :length].to(model.W_E.device)).cpu(), chunk) for chunk in tokens.split(at_once)
+        ]
     model.train(was_training)
     return type(parts[0]).join(parts, task.clusters(tokens))
 
@@ -123,44 +161,60 @@ class Trainer:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     """Training losses since the last logged step."""
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    """The hash of each that was written."""
 
     @classmethod
-    def build(cls, recipe: Recipe, folder: Path) -> "Trainer":
-        """The state before the first step; nothing is written."""
+    def build(cls, recipe: Recipe, folder: Path, device: str = "cpu") -> "Trainer":
+        """The state before the first step; nothing is written. Initial weights are the same on every device."""
+        where = device_of(device)
         task = load_task(recipe.task, recipe.seeds.split)
         task.batch(0, 0, 1)  # a text that is not here is missed now
-        model = build_model(recipe, task)
+        model = build_model(recipe, task).to(where)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 
+    def __post_init__(self) -> None:
+        self.task_sha256 = task_sha256(self.recipe.task)  # now: whoever changes the file later changes another task
+        self.logs = {name: Lines(self.folder / name) for name in (METRICS, PROBES)}
+
     def begin(self) -> None:
-        """Write what was asked, the task's own file included if it is none of the shipped ones."""
-        self._clear_temporaries()
-        task = Path(self.recipe.task)
-        if task.suffix == ".toml":
-            write_atomic(self.folder / task.name, task.read_bytes())
-        write_atomic(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-        for name in ("metrics.jsonl", PROBES):
-            (self.folder / name).unlink(missing_ok=True)
+        self._write_asked()
+        for log in self.logs.values():
+            log.begin(b"")
 
     def restore(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-        """Take up a saved state; metrics and probes after it are dropped, they will come again."""
-        self._clear_temporaries()
-        write_atomic(self.folder / "recipe.toml", self.recipe.to_toml().encode())  # it may ask for other probes now
+        """Take up a saved state; metrics and probes after it are dropped, they will come again.
+
+        Raises: BadRun, before anything is written, if what was written before it is no longer there as it was.
+        """
+        files, sizes, then = json.loads(metadata["files"]), json.loads(metadata["sizes"]), _start_over(self.folder)
+        written = {name: read_checked(self.folder / name, sha256, then, sizes.get(name))
+                   for name, sha256 in files.items()}  # fmt: skip
+        self._write_asked()
+        for name, log in self.logs.items():
+            log.begin(written.get(name, b""))
+        self.checkpoints = {name: sha256 for name, sha256 in files.items() if name not in self.logs}
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         self.model.load_state_dict(weights)
         for name, parameter in self.model.named_parameters():
             kinds = ("step", "exp_avg", "exp_avg_sq")
-            self.optimizer.state[parameter] = {kind: tensors[f"{kind}.{name}"] for kind in kinds}
+            state = {kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in kinds}
+            self.optimizer.state[parameter] = state
         self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
         self.losses = json.loads(metadata["losses"])
-        kept = [line for line in read_metrics(self.folder) if line["step"] <= self.step]
-        write_atomic(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        keep_probes(self.folder, self.step)
 
-    def _clear_temporaries(self) -> None:
-        """What a crash in the middle of a write left."""
-        for path in self.folder.glob(".*.tmp"):
+    def _write_asked(self) -> None:
+        """What was asked (of a resumed run, it may be other probes now), the task's own file if it is none of the
+        shipped ones; and clear away what a crash in the middle of a write left."""
+        for path in self.folder.rglob(".*.tmp"):
             path.unlink()
+        task = Path(self.recipe.task)
+        asked = {"recipe.toml": self.recipe.to_toml().encode()}  # the first: by it the folder is known to be a run's
+        if task.suffix == ".toml":
+            asked[task.name] = read_file(task, LARGEST_TOML)
+        for name, data in asked.items():
+            if not _holds(self.folder / name, data):
+                write_atomic(self.folder / name, data)
 
     def run(self, progress: Progress) -> None:
         training, keep = self.recipe.training, set(checkpoint_steps(self.recipe.training))
@@ -184,14 +238,14 @@ class Trainer:
 
     def _update(self) -> None:
         training = self.recipe.training
-        tokens = self.task.batch(self.recipe.seeds.batches, self.step, training.batch)
+        tokens = self.task.batch(self.recipe.seeds.batches, self.step, training.batch).to(self.model.W_E.device)
         if self.recipe.model.dropout:
             torch.manual_seed(self.recipe.seeds.batches * 1_000_003 + self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(self.step)
-        self.model.train()
-        logits = self.model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        if not self.model.training:  # asked first: setting it visits every hook point
+            self.model.train()
+        loss = self.model.training_loss(tokens)
         loss.backward()
         if training.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
@@ -217,21 +271,22 @@ class Trainer:
             **scores.measures,
         }
         self.losses.clear()
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self.logs[METRICS].append(line)
         progress(line)
 
     def _checkpoint(self, steps: set[int]) -> None:
         if self.step in steps:
-            path = checkpoint_path(self.folder, self.step)
-            path.parent.mkdir(exist_ok=True)
-            write_tensors(path, self.model.state_dict())
+            name = checkpoint_name(self.step)
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            self.checkpoints[name] = write_tensors(self.folder / name, self.model.state_dict())
 
     def _probe(self, steps: set[int]) -> None:
         if self.step in steps:
             training = self.recipe.training
-            read = probe(self.model, self.task, training.probes, sequences_of(training))
-            append_probes(self.folder, {"step": self.step, "loss": self.losses[-1] if self.losses else None} | read)
+            model = self.model if self.model.W_E.device.type == "cpu" else copy.deepcopy(self.model).cpu()
+            read = probe(model, self.task, training.probes, sequences_of(training))
+            loss = self.losses[-1] if self.losses else None
+            self.logs[PROBES].append({"step": self.step, "loss": loss} | read)
 
     def _save(self) -> None:
         tensors = {f"model.{name}": weight for name, weight in self.model.state_dict().items()}
@@ -241,33 +296,44 @@ class Trainer:
             "step": str(self.step),
             "seconds": str(self.seconds),
             "losses": json.dumps(self.losses),
-            "task_sha256": task_sha256(self.recipe.task),
+            "recipe_sha256": self.recipe.sha256,
+            "task_sha256": self.task_sha256,
+            "files": json.dumps(self._written()),
+            "sizes": json.dumps({name: log.size for name, log in self.logs.items()}),
+            "sha256": UNSEALED.decode(),
         }
-        write_tensors(self.folder / "trainer.safetensors", tensors, metadata)
+        data = as_safetensors(tensors, metadata)
+        write_atomic(self.folder / STATE, data.replace(UNSEALED, _sha256_unsealed(data), 1))
 
     def _finish(self) -> None:
-        weights_sha256 = write_tensors(self.folder / "model.safetensors", self.model.state_dict())
-        results = results_of(self.recipe, self.model, self.task, weights_sha256, self._command(), self.seconds)
-        write_atomic(self.folder / "run.json", (json.dumps(results, indent=1) + "\n").encode())
-        (self.folder / "trainer.safetensors").unlink(missing_ok=True)
+        files = self._written() | {WEIGHTS: write_tensors(self.folder / WEIGHTS, self.model.state_dict())}
+        results = results_of(self.recipe, self.model, self.task, files, self._command(), self.seconds)
+        write_results(self.folder, results | {"task_sha256": self.task_sha256})
+        (self.folder / STATE).unlink(missing_ok=True)
+
+    def _written(self) -> dict[str, str]:
+        """The hash of every file so far."""
+        return self.checkpoints | {name: log.sha256 for name, log in self.logs.items() if log.size}
 
     def _command(self) -> str:
         """The command that makes this run again: from the shipped recipe, or from the one in the run's own folder."""
         name, seed = self.recipe.name, self.recipe.seeds.initialisation
         shipped = name in recipe_names() and load_recipe(name).experiment == self.recipe.experiment
-        return f"workbench train {name if shipped else 'recipe.toml'} --seeds {seed}"
+        device = self.model.W_E.device
+        command = f"workbench train {name if shipped else 'recipe.toml'} --seeds {seed}"
+        return command if device.type == "cpu" else f"{command} --device {device}"
 
 
 def results_of(
-    recipe: Recipe, model: Transformer, task: Task, weights_sha256: str, made_by: str, seconds: float
+    recipe: Recipe, model: Transformer, task: Task, files: dict[str, str], made_by: str, seconds: float
 ) -> dict[str, Any]:
-    """What run.json says of a trained model; scores it on both parts of the task."""
+    """What run.json says of a trained model; scores it on both parts of the task. `files`: the hash of each."""
     held_out, train = evaluate(model, task), evaluate(model, task, task.train)
     return {
         "made_by": made_by,
         "recipe_sha256": recipe.sha256,
         "task_sha256": task_sha256(recipe.task),
-        "weights_sha256": weights_sha256,
+        "files": files,
         "seeds": asdict(recipe.seeds),
         "steps": recipe.training.steps,
         "parameters": model.n_parameters,
@@ -302,30 +368,76 @@ def check_folder(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, 
 
     Raises: BadRun if the folder holds another experiment, other files, or an unfinished run without `resume`.
     """
-    if (folder / "recipe.toml").exists():
-        there = read_recipe(folder / "recipe.toml")
+    state = folder / STATE
+    if os.path.exists(folder / "recipe.toml"):
+        try:
+            there = read_recipe(folder / "recipe.toml")
+        except WorkbenchError as error:
+            raise BadRun(f"{error}; {again(folder, 'recipe.toml')}") from None
         if there.sha256 != recipe.sha256:
             raise BadRun(
                 f"{folder} was made from another recipe ({_difference(there, recipe)}); "
                 "move it away, or choose another name"
             )
-    elif folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    elif os.path.exists(folder) and not os.path.lexists(state) and any(name[0] != "." for name in _names(folder)):
         raise BadRun(f"{folder} holds other files and no run; choose another name")
-    state = folder / "trainer.safetensors"
-    if (folder / "run.json").exists():
+    if os.path.exists(folder / RESULTS):
         finished = load(folder)
         finished.check_weights()
         if finished.results["task_sha256"] != task_sha256(recipe.task):
             raise BadRun(f"the task {recipe.task} was changed since {folder} was trained; move it away")
         return None
-    if not state.exists():
+    if not os.path.lexists(state):
         return None
     if not resume:
         raise BadRun(f"{folder} is unfinished; add --resume to go on, or delete it to start over")
-    tensors, metadata = read_tensors(state)
-    if metadata.get("task_sha256") != task_sha256(recipe.task):
-        raise BadRun(f"the task {recipe.task} was changed since {folder} was begun; delete it to start over")
-    return tensors, metadata
+    try:
+        data = bytes_in(state)
+    except FileNotFoundError:  # the process that trains it has just finished
+        return None
+    except OSError as error:
+        raise BadRun(f"{state} cannot be read ({error.strerror or error}); {_start_over(folder)}") from None
+    metadata = _metadata(data)
+    if metadata is None:
+        raise BadRun(f"{state} is damaged: its hash is not the one it holds; {_start_over(folder)}")
+    for what, before, now in (
+        ("recipe", metadata.get("recipe_sha256"), recipe.sha256),
+        (f"task {recipe.task}", metadata.get("task_sha256"), task_sha256(recipe.task)),
+    ):
+        if before != now:
+            raise BadRun(f"the {what} was changed since {folder} was begun; change it back, or {_start_over(folder)}")
+    return tensors_of(data, state), metadata
+
+
+def _metadata(state: bytes) -> dict[str, str] | None:
+    """What a trainer's state says beside its tensors; None if it is not what was written."""
+    sealed = SEAL.search(state)
+    if sealed is None or sealed[1] != _sha256_unsealed(state.replace(sealed[1], UNSEALED, 1)):
+        return None
+    return json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])["__metadata__"]
+
+
+def _sha256_unsealed(state: bytes) -> bytes:
+    return hashlib.sha256(state).hexdigest().encode()
+
+
+def _holds(file: Path, data: bytes) -> bool:
+    try:
+        return read_file(file, len(data)) == data
+    except OSError:
+        return False
+
+
+def _start_over(folder: Path) -> str:
+    return f"delete {folder / STATE} to start over"
+
+
+def _names(folder: Path) -> list[str]:
+    """Of what a folder holds. Raises: BadRun."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise BadRun(f"{folder} cannot be read ({error.strerror}); choose another name") from None
 
 
 @contextmanager
@@ -346,6 +458,8 @@ def _difference(one: Recipe, other: Recipe) -> str:
         for key, value in recipe.to_dict().items():
             if isinstance(value, dict):
                 yield from ((f"{key}.{k}", v) for k, v in value.items() if k != "probes")
+            elif key == "task":
+                yield key, Path(value).name  # wherever it lies
             elif key not in ("name", "about"):
                 yield key, value
 

@@ -32,6 +32,7 @@ from transformer_lens.utilities.typed_module_list import TypedModuleList
 from workbench.errors import BadPrompt, BadRecipe, BadWeights
 from workbench.initialise import initialise
 from workbench.lens import HookedConfig, Lens
+from workbench.loss import next_token_loss
 from workbench.positions import alibi, rotate, sinusoids
 from workbench.recipes import ModelConfig
 from workbench.vocabulary import Vocabulary
@@ -112,11 +113,22 @@ class Transformer(Lens):
         residual = self.hook_embed(self.embed(tokens))
         positions = None
         if self.config.positions in ("learned", "sinusoidal"):
-            rows = repeat(self.pos_embed(length), "p m -> b p m", b=len(tokens)).clone()  # hooks may write into them
-            residual = residual + self.hook_pos_embed(rows)
+            rows = self.pos_embed(length)
+            if not unwatched(self, self.hook_pos_embed):
+                rows = self.hook_pos_embed(repeat(rows, "p m -> b p m", b=len(tokens)).clone())  # hooks may write
+            residual = residual + rows
         elif self.config.positions == "shortformer":
             positions = self.hook_shortformer_pos(self.pos_embed(length).clone())
         return self.dropout(residual), positions
+
+    def training_loss(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
+        """Mean next-token loss in nats over all positions but the last, which is only an answer; made to be trained on.
+
+        `forward` gives the same where somebody looks at the logits, a little slower.
+        """
+        residual = self.ln_final(self(tokens[:, :-1], stop_at_layer=len(self.blocks)))
+        answers = tokens[:, 1:].flatten()
+        return next_token_loss(residual.flatten(0, 1), self.W_U, self.b_U, answers)
 
     def loss_fn(
         self, logits: Float[Tensor, "batch position d_vocab"], tokens: Int[Tensor, "batch position"], per_token: bool
@@ -224,7 +236,8 @@ class Block(nn.Module):
         if self.config.attn_only:
             return self.hook_resid_post(resid_mid)
         resid_mid = self.hook_resid_mid(resid_mid)
-        mlp_out = self.hook_mlp_out(self.dropout(self.mlp(self._read(self.hook_mlp_in(resid_mid.clone()), "ln2"))))
+        mlp_in = resid_mid if unwatched(self, self.hook_mlp_in) else self.hook_mlp_in(resid_mid.clone())
+        mlp_out = self.hook_mlp_out(self.dropout(self.mlp(self._read(mlp_in, "ln2"))))
         return self.hook_resid_post(self._write(resid_mid, mlp_out, "ln2"))
 
     def _attention_inputs(self, resid_pre: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -298,25 +311,41 @@ class Attention(nn.Module):
         key_input: Float[Tensor, "batch position *head d_model"],
         value_input: Float[Tensor, "batch position *head d_model"],
     ) -> Float[Tensor, "batch position d_model"]:
-        q = self.hook_q(_per_head(query_input, self.W_Q, self.b_Q))
-        k = self.hook_k(_per_head(key_input, self.W_K, self.b_K))
-        v = self.hook_v(_per_head(value_input, self.W_V, self.b_V))
+        shared = query_input is key_input is value_input and query_input.ndim == 3
+        if shared and unwatched(self, self.hook_q, self.hook_k, self.hook_v):
+            q, k, v = self._all_at_once(query_input)
+        else:
+            q = self.hook_q(_per_head(query_input, self.W_Q, self.b_Q))
+            k = self.hook_k(_per_head(key_input, self.W_K, self.b_K))
+            v = self.hook_v(_per_head(value_input, self.W_V, self.b_V))
         if self.config.positions == "rotary":
             q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
 
-        scores = torch.einsum("bqhd, bkhd -> bhqk", q, k)
-        if self.config.attention != "softmax-unscaled":
-            scores = scores / math.sqrt(self.config.d_head)
-        if self.config.positions == "alibi":
-            scores = scores + alibi(self.config.n_heads, scores.shape[-1]).to(scores)
-        later = scores.new_full(scores.shape[-2:], -torch.inf).triu(1)
-        scores = self.hook_attn_scores(scores + later)
-        pattern = self.hook_pattern(scores.softmax(dim=-1))
-        z = self.hook_z(torch.einsum("bhqk, bkhd -> bqhd", self.dropout(pattern), v))
+        scale = 1.0 if self.config.attention == "softmax-unscaled" else math.sqrt(self.config.d_head)
+        bias = alibi(self.config.n_heads, q.shape[1]).to(q) if self.config.positions == "alibi" else None
+        if unwatched(self, self.hook_attn_scores, self.hook_pattern) and not self.config.dropout:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            mask = None if bias is None else bias + _later(bias)
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / scale)
+            z = z.transpose(1, 2)
+        else:
+            scores = torch.einsum("bqhd, bkhd -> bhqk", q, k) / scale
+            scores = scores if bias is None else scores + bias
+            scores = self.hook_attn_scores(scores + _later(scores))
+            pattern = self.hook_pattern(scores.softmax(dim=-1))
+            z = torch.einsum("bhqk, bkhd -> bqhd", self.dropout(pattern), v)
+        z = self.hook_z(z)
         if self.cfg.use_attn_result:
             result = self.hook_result(torch.einsum("bqhd, hdm -> bqhm", z, self.W_O))
             return result.sum(dim=2) + self.b_O
-        return F.linear(rearrange(z, "b q h d -> b q (h d)"), rearrange(self.W_O, "h d m -> m (h d)"), self.b_O)
+        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def _all_at_once(self, x: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, ...]:
+        """Queries, keys and values [batch, position, head, d_head] by one product instead of three."""
+        h, m, d = self.W_V.shape
+        W = torch.cat((self.W_Q, self.W_K, self.W_V)).transpose(0, 1).reshape(m, 3 * h * d)
+        b = torch.cat((self.b_Q, self.b_K, self.b_V)).flatten()
+        return F.linear(x, W.T, b).unflatten(-1, (3, h, d)).unbind(2)
 
 
 class TiedAttention(Attention):
@@ -362,6 +391,8 @@ class LayerNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        if unwatched(self, self.hook_scale, self.hook_normalized):
+            return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
         x = x - x.mean(dim=-1, keepdim=True)
         scale = self.hook_scale((x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt())
         return self.hook_normalized(x / scale) * self.w + self.b
@@ -377,9 +408,10 @@ class Embed(nn.Module):
     def forward(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
         if not tokens.numel():
             raise BadPrompt("no tokens; give at least one")
-        if tokens.device.type != "meta" and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.W_E):
-            raise BadPrompt(f"token ids must lie in 0 … {len(self.W_E) - 1}, the vocabulary of this model")
-        return F.embedding(tokens, self.W_E)
+        try:
+            return F.embedding(tokens, self.W_E)
+        except IndexError:
+            raise BadPrompt(f"token ids must lie in 0 … {len(self.W_E) - 1}, the vocabulary of this model") from None
 
 
 class PosEmbed(nn.Module):
@@ -427,6 +459,20 @@ class TiedUnembed(nn.Module):
 
     def forward(self, residual: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_vocab"]:
         return F.linear(residual, self.W_U.T, self.b_U)
+
+
+def unwatched(module: nn.Module, *points: HookPoint) -> bool:
+    """Whether what stands between these hook points may be one fused operation: in training, where nobody looks.
+
+    In evaluation it never is: there a hook that changes nothing changes no bit.
+    """
+    looks = (p._forward_hooks or p._forward_pre_hooks or p._backward_hooks or p._backward_pre_hooks for p in points)
+    return module.training and not any(looks)
+
+
+def _later(scores: Float[Tensor, "*axes destination source"]) -> Float[Tensor, "destination source"]:
+    """What no position may look at: −∞ above the diagonal."""
+    return scores.new_full(scores.shape[-2:], -torch.inf).triu(1)
 
 
 def _weight(module: nn.Module, name: str, shape: tuple[int, ...], fixed: Tensor | None = None) -> None:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from workbench.errors import BadPrompt, UnknownName
+from workbench.untrusted import short
+
+LONGEST = 200
+"""Characters of an unknown word that are quoted: of a longer one both ends."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +24,20 @@ class Vocabulary:
 
     def token(self, word: str) -> int:
         """Raises UnknownName with the nearest words."""
-        if word.strip() not in self._tokens:
-            raise UnknownName("word", word.strip(), self.words)
-        return self._tokens[word.strip()]
+        word = word.strip()
+        if word not in self._tokens:
+            raise UnknownName("word", short(word, LONGEST), self.words)
+        return self._tokens[word]
 
     def encode(self, text: str) -> list[int]:
         """Raises BadPrompt for an empty text, UnknownName for a word that is not in the vocabulary."""
         words = text.split()
         if not words:
             raise BadPrompt(f"the prompt is empty; write words such as: {' '.join(self.words[:6])}")
-        return [self.token(word) for word in words]
+        unknown = set(words) - self._tokens.keys()
+        if unknown:
+            self.token(next(word for word in words if word in unknown))
+        return [self._tokens[word] for word in words]
 
     def str_tokens(self, tokens: Sequence[int]) -> list[str]:
         return [self.words[token] for token in tokens]

@@ -32,7 +32,7 @@ VIEWS = {
     "two-hops": "/two_hops?model=winograd-2-attn",
     "heads": "/heads?model=induction-2-attn",
     "tables": "/tables",
-    "training": "/training?model=induction-2-attn&training_step=344",
+    "training": "/training?model=induction-2-attn&training_step=481",
     "circuits": "/circuits?model=induction-2-attn&circuits_what=OV+%C3%97+QK",
     "step-by-step": "/step_by_step",
     "lens": "/lens",

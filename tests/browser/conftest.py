@@ -61,7 +61,8 @@ def chromium():
             pytest.fail(reason)
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        names = "--enable-blink-features=ComputedAccessibilityInfo"  # element.computedName
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", names])
         yield browser
         browser.close()
 

@@ -35,7 +35,7 @@ TITLES = {
 }
 PANELS = ("held_out_loss", *CHANGES)
 HEIGHT, TITLE, GAP, LEFT = 112, 22, 12, 56  # pixels: of a panel, its title, the space below it, the numbers at its left
-TOP, BOTTOM = 34, 44  # pixels: the key, the steps
+TOP, BOTTOM = 48, 44  # pixels: the key and the name of the step under it, the steps
 START = 0.6  # where step 0 stands
 
 
@@ -58,7 +58,7 @@ def dynamics_figure(
     height = TOP + pitch * len(shown) + BOTTOM
     plot = height - TOP - BOTTOM
     data: list[dict[str, Any]] = []
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper", "font": {"size": 13}}
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container", "font": {"size": 13}}
     margin = {"l": LEFT, "r": 12, "t": TOP, "b": BOTTOM}
     layout = style.layout(height, margin=margin, showlegend=True, legend=legend, shapes=[], annotations=[])
     models = list(dict.fromkeys(run.model for run in runs))

@@ -50,9 +50,10 @@ def journal_html(
         "<tr>" + "".join(cell("td" if i else "th", i, text, "" if i else ROW) for i, text in enumerate(row)) + "</tr>"
         for row in rows
     )
+    called = html.escape(caption or ", ".join(filter(None, headings)))
     titled = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     return (
-        f'<div class="wb-journal" tabindex="0" role="region" aria-label="{html.escape(caption or "table")}">'
+        f'<div class="wb-journal" tabindex="0" role="region" aria-label="{called}">'
         f"<table>{titled}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -15,7 +15,11 @@ from circuits.steps import Steps
 from workbench.figures import style
 
 COLUMNS = 15
-"""Sources that get a column."""
+"""Most sources that get a column; fewer where their words or numbers are long."""
+ROOM = 724
+"""Pixels for all columns beside their names on a page of 1280 pixels."""
+CHARACTER, BETWEEN = 7.9, 5
+"""Pixels of a character, and between two columns."""
 MOST = 16
 """Numbers of a vector that are written out."""
 LIT, TOLD = style.rgba(style.INDIGO, 0.16), style.rgba(style.INDIGO, 0.32)
@@ -68,10 +72,10 @@ def steps_html(steps: Steps, tokens: Sequence[str], follow: int | None = None) -
     """Every equation of one head at one destination, with its numbers, and `follow`, a source, marked in all of them.
 
     Vectors of more than 16 numbers are strips of colour, teal below 0 and brown above, their numbers in the tooltip.
-    Of more than 15 sources those with most attention are shown, the rest in one column of which only the attention is
-    written. It is HTML with its own style, without scripts.
+    Of more sources than there is room for those with most attention are shown (`columns_of`), the rest in one column of
+    which only the attention is written. It is HTML with its own style, without scripts.
     """
-    at, columns = steps.destination, _columns(steps, follow)
+    at, columns = steps.destination, columns_of(steps, tokens, follow)
     here = f"{at} ‘{style.escaped(tokens[at])}’"
     lines = [_line("x", f"x<sub>{at}</sub>", f"the residual stream at {here}", steps.stream[at])]
     lines += _normed(steps)
@@ -144,14 +148,22 @@ def _record(step: str, source: int | None, tokens: Sequence[str], index: int | N
     return {"step": step, "source": source, "source_token": token, "dimension": index, "value": value}
 
 
-def _columns(steps: Steps, follow: int | None) -> list[int]:
-    """The sources that get a column, in their order."""
-    n = len(steps.keys)
-    if n <= COLUMNS:
-        return list(range(n))
+def columns_of(steps: Steps, tokens: Sequence[str], follow: int | None = None) -> list[int]:
+    """The sources that get a column, in their order: all where there is room, else the destination, `follow`, and those
+    with most attention."""
     most = steps.pattern.argsort(descending=True, stable=True).tolist()
     first = [i for i in (steps.destination, follow) if i is not None]
-    return sorted(list(dict.fromkeys([*first, *most]))[:COLUMNS])
+    wide = []
+    for s, token in enumerate(tokens):
+        numbers = [_number(float(x[s])) for x in (steps.products, steps.divided, steps.penalty)]
+        wide.append(CHARACTER * max(map(len, [style.visible(token), *numbers])) + BETWEEN)
+    chosen, room = [], ROOM - (len(tokens) > COLUMNS or sum(wide) > ROOM) * (CHARACTER * len("others") + BETWEEN)
+    for s in dict.fromkeys([*first, *most]):
+        room -= wide[s]
+        if len(chosen) == COLUMNS or room < 0:
+            break
+        chosen.append(s)
+    return sorted(chosen)
 
 
 def _normed(steps: Steps) -> list[str]:

@@ -50,10 +50,11 @@ def role_color(role: str) -> str:
 
 
 def visible(token: str) -> str:
-    """A token with its blanks made visible: · for leading spaces, ↵ for a line break. Plain text."""
+    """A token with its blanks made visible: · for leading spaces, ↵ for a line break. Plain text, escape codes too."""
     token = token.replace("\r\n", "↵").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
     if not token:
         return "∅"
+    token = "".join(letter if letter.isprintable() or letter == "\u00a0" else repr(letter)[1:-1] for letter in token)
     return "·" * (len(token) - len(token.lstrip(" "))) + token.lstrip(" ")
 
 

@@ -9,7 +9,7 @@ from workbench.pages import export, frame, show
 
 view: frame.View = st.session_state.view
 run, entry = view.run, view.entry
-roles, vocabulary = run.task.roles, run.task.vocabulary.words
+roles, vocabulary = view.roles, run.task.vocabulary.words
 
 try:
     with st.spinner("Running the model …"):
@@ -36,7 +36,7 @@ if measure != "attention":
     try:
         prompts = parts.measured(plain, measure, target)
     except frame.Refusal as error:
-        st.info(frame.literal(f"{error}. Shown is attention."))
+        st.info(frame.prose(f"{error}. Shown is attention."))
         measure = "attention"
 head, layers = parts.choose_head(prompts[0].maps)
 look = parts.Look(head, layers, direction, measure, target, what, view.letters)
@@ -53,4 +53,4 @@ parts.role_means(view, look)
 parts.mistakes(view)
 show.explanation(parts.EXPLANATION)
 parts.downloads(figure, vocabulary, prompts)
-show.python(export.snippet(view.sides, head, a.at, layers, direction, measure, target, what, view.letters))
+show.python(export.snippet(view.sides, head, a.at, layers, direction, measure, target, what, view.letters, bool(roles)))

@@ -11,7 +11,7 @@ from workbench.figures import attention_figure, numbers, roles_figure, style, th
 from workbench.figures.numbers import Direction, Head
 from workbench.pages import cache, export, frame, show
 from workbench.pages.cache import Side, Target
-from workbench.pages.frame import MEAN, View, literal
+from workbench.pages.frame import MEAN, View, literal, prose
 from workbench.wording import percent
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def heads(p: Shown, look: Look, both: bool, target: Callable[[], tuple[Target, s
             with st.spinner(f"Scoring {n} heads and their nulls …"):
                 scores = cache.scores(p.side, rank, p.at, about)
         except frame.Refusal as error:
-            st.info(literal(str(error)))
+            st.info(prose(str(error)))
     order = numbers.ranked(p.maps, scores, ascending=rank == "entropy")
     figure = thumbnails_figure(
         p.maps, p.tokens, p.at, direction=look.direction, scores=scores, order=order, chosen=look.head

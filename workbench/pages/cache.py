@@ -5,7 +5,9 @@ A loaded model is one object for all sessions, which are threads: whoever puts h
 """
 
 import sys
+import threading
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +30,8 @@ MEASURES = {
     "previous token": "previous_token", "induction": "prefix_matching", "copying": "copying", "entropy": "entropy",
 }  # fmt: skip
 """What heads can be ranked by, as `head_scores` calls it."""
+LATER = ("transformer_lens.weight_processing", "workbench.head_table")  # what folds weights, and what scores heads
+REST = 3.0  # seconds after the first page, in which a browser draws it
 MOST = 2_048  # held-out sequences that a mean or a list of errors is taken over
 
 
@@ -135,6 +139,14 @@ def warm_up() -> None:
     import workbench.transformer  # noqa: F401
 
 
+@st.cache_resource(show_spinner=False)
+def prepare() -> None:
+    """Import, once and when the first page stands, what others need: two seconds or more that they would else take."""
+    later = threading.Timer(REST, lambda: [import_module(name) for name in LATER])
+    later.daemon = True
+    later.start()
+
+
 def loaded(entry: Entry, step: int | None = None) -> Run:
     """The run, or its checkpoint, with its model and task in memory. Raises: WorkbenchError where it cannot be read."""
     return run_of(entry.at(step))
@@ -144,7 +156,7 @@ def loaded(entry: Entry, step: int | None = None) -> Run:
 def run_of(key: RunKey) -> Run:
     """As `loaded`, by key. Raises: WorkbenchError."""
     run = load(key.name, key.seed, key.step)
-    if run.results["weights_sha256"] != key.weights.partition("@")[0]:
+    if run.weights_sha256 != key.weights.partition("@")[0]:
         raise BadRun(f"{key.name} was trained again just now; reload the page")
     _ = run.task, run.model
     return run

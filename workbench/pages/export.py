@@ -46,6 +46,7 @@ def snippet(
     target: Target | None = None,
     what: str = "",
     letters: tuple[str, str] = ("A", "B"),
+    roles: bool = True,
 ) -> str:
     """The Python that makes the page's figure. It runs as it stands, in a notebook or a script."""
     runs = dict(zip(dict.fromkeys(load_call(side.run) for side in sides), ("run", "other"), strict=False))
@@ -72,5 +73,5 @@ from workbench.figures import attention_figure
 
 {loads}
 {", ".join(texts.values())} = {encoded}
-attention_figure({shown}, {given}, vocabulary=run.task.vocabulary.words, roles=run.task.roles)
+attention_figure({shown}, {given}, vocabulary=run.task.vocabulary.words{", roles=run.task.roles" * roles})
 """

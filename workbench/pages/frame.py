@@ -12,7 +12,7 @@ import streamlit as st
 
 import workbench
 from circuits.errors import CircuitError
-from workbench.errors import WorkbenchError
+from workbench.errors import BadPrompt, UnknownName, WorkbenchError
 from workbench.figures import style
 from workbench.pages import cache, pairs, upload
 from workbench.pages.cache import Entry, Side
@@ -41,7 +41,18 @@ LOOK = """<style>
 [data-testid=stLayoutWrapper]:has(> .st-key-wide-heads_headings) {
   position: sticky; top: 0; z-index: 9; min-width: 54rem; background: light-dark(#fdfdfc, #16171a);
 }
-[data-testid=stSidebarNavLink]:focus-visible { outline: 2px solid #6366f1; outline-offset: -2px; }
+:root { --ring: 2px solid light-dark(#5457d6, #8b8ef5); }
+[role=option][data-focus-visible] { outline: var(--ring); outline-offset: -2px; }
+.stApp :focus-visible { outline: var(--ring) !important; outline-offset: 1px; }
+.stApp :is(main, canvas, [role=region], [data-testid=stSidebarNavLink]):focus-visible { outline-offset: -2px; }
+.stApp :is(input, textarea):focus-visible { outline: none !important; }
+:is([role=group], [data-testid$=RootElement]):has(> :is(input, textarea):focus-visible) {
+  outline: var(--ring); outline-offset: -2px;
+}
+:is(label:has(> * > input), [data-rac]:has(> * > [type=range])):has(input:focus-visible) {
+  outline: var(--ring); outline-offset: 2px; border-radius: .3rem;
+}
+.stApp :is(.modebar, [data-testid=stElementToolbar]):focus-within { opacity: 1 !important; }
 .stSidebar .stMarkdownBadge { background: light-dark(#e9e9e4, #2b2d32) !important; color: inherit !important; }
 .st-key-mistakes button { min-height: 1.7rem; padding: 0; }
 .st-key-mistakes button p { font: .84rem/1.3 "Source Code Pro", monospace; text-align: left; }
@@ -65,6 +76,10 @@ class View:
     destination: int
     seeds: tuple[Entry, ...]
     """Every seed of this model, itself among them."""
+    unread: Exception | None = None
+    """Why the prompt that stands in the side bar is not the one here, which is the task's first."""
+    unread_b: Exception | None = None
+    """Why there is no second prompt."""
 
     @property
     def sides(self) -> list[Side]:
@@ -75,6 +90,12 @@ class View:
     def against(self) -> str | None:
         """The second prompt."""
         return None if self.other is None else self.other.text
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """The named places of the prompts; none unless all of them are of the task's form."""
+        places = [pairs.roles(self.run.task, side.text) for side in self.sides]
+        return places[0] if all(places) else {}
 
     @property
     def letters(self) -> tuple[str, str]:
@@ -95,14 +116,14 @@ def begin(title: str) -> None:
 def choose(reads_prompt: bool = True) -> View:
     """Draw the frame and return what it is set to; where there is nothing to show, say why and stop.
 
-    A page that does not read the prompt is shown whatever stands there.
+    A page that can do without the prompt is shown whatever stands there, and says where it would be read why it is not.
     """
     with st.sidebar:
         entry, seeds = _model()
     run = _load(entry)
     if "refused" in st.session_state:
-        st.error(literal(st.session_state.pop("refused")))
-    other, refused = None, None
+        st.error(prose(st.session_state.pop("refused")))
+    other = refused = unread = None
     with st.sidebar:
         prompt = _prompt(run)
         try:
@@ -116,9 +137,9 @@ def choose(reads_prompt: bool = True) -> View:
             refuse(error)
             st.stop()
         tokens = run.str_tokens(run.encode(prompt := pairs.first_prompt(run.task)))
-        other = refused = None
+        other, refused, unread = None, None, error
     with st.sidebar:
-        destination = _position(run, tokens)
+        destination = _position(run, tokens) if unread is None else _usual(run, tokens)
         upload.offer(_added)
     if other is not None:
         try:
@@ -127,7 +148,8 @@ def choose(reads_prompt: bool = True) -> View:
             refused = error
     if refused is not None and reads_prompt:
         refuse(refused, "B: ")
-    return View(entry, run, pairs.normal(run.task, prompt), None if refused else other, destination, tuple(seeds))
+    other = None if refused else other
+    return View(entry, run, pairs.normal(run.task, prompt), other, destination, tuple(seeds), unread, refused)
 
 
 def run_page(page: Callable[[], None], title: str) -> None:
@@ -147,10 +169,18 @@ def literal(text: str) -> str:
     return re.sub(r"([\\`*_\[\]#~$<>&]|:(?=\w))", r"\\\1", text)
 
 
+def prose(text: str) -> str:
+    """As `literal`, but what stands between backticks is set as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0 or "" in parts[1::2]:
+        return literal(text)
+    return "".join(f"`{part}`" if i % 2 else literal(part) for i, part in enumerate(parts))
+
+
 def refuse(error: Exception, where: str = "") -> None:
     """In one line; of an endless word that it quotes both ends."""
-    text = str(error)
-    st.error(where + literal(text if len(text) <= 2 * LONGEST else f"{text[:LONGEST]} … {text[-LONGEST:]}"))
+    text, said = str(error), literal if isinstance(error, (UnknownName, BadPrompt)) else prose  # two quote the prompt
+    st.error(where + said(text if len(text) <= 2 * LONGEST else f"{text[:LONGEST]} … {text[-LONGEST:]}"))
 
 
 def show(task: "Task", prompt: str) -> None:
@@ -203,7 +233,7 @@ def _name_faults(faults: list[str]) -> None:
     if faults:
         with st.expander("1 run cannot be read" if len(faults) == 1 else f"{len(faults)} runs cannot be read"):
             for fault in faults:
-                st.caption(literal(fault))
+                st.caption(prose(fault))
 
 
 def _added(name: str, seed: int) -> None:
@@ -319,8 +349,13 @@ def _change_way() -> None:
 
 def _position(run: Run, tokens: list[str]) -> int:
     labels = [literal(label) for label in style.plain_labels(tokens)]
-    default = st.session_state.usual = min(run.task.answer_position, len(tokens) - 1)
+    default = st.session_state.usual = _usual(run, tokens)
     with st.container(height=260 if len(tokens) > 48 else "content", border=False):
         at = st.pills("Position", range(len(tokens)), default=default, format_func=labels.__getitem__,
                       required=True, key="at", bind="query-params")  # fmt: skip
     return default if at is None else at
+
+
+def _usual(run: Run, tokens: list[str]) -> int:
+    """Where the task's answer is said, or the prompt ends before."""
+    return min(run.task.answer_position, len(tokens) - 1)

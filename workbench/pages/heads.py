@@ -15,8 +15,15 @@ if not view.entry.heads:
 sentence = st.empty()
 head = parts.choose_head(view.entry.heads)
 cut = parts.choose_cuts(view.entry.heads)
+early = st.empty()
+if cut and not parts.known(view.entry.at()):
+    with st.spinner("Scoring heads …"):
+        scored = parts.table(view.entry.at(), False)
+    with early.container():
+        parts.preview(scored, head)
 with st.spinner(f"Scoring {'and cutting ' * cut}{len(view.entry.heads)} heads …"):
     table = parts.table(view.entry.at(), cut)
+early.empty()
 if head is None:
     sentence.markdown(frame.literal(parts.summary(table)))
     parts.all_heads(view, table)
@@ -24,7 +31,7 @@ else:
     sentence.markdown(frame.literal(parts.about(table, head)))
     parts.one_head(view, table, head)
 for reason in table.missing:
-    st.caption(frame.literal(reason))
+    st.caption(frame.prose(reason))
 parts.claims(view, head)
 show.explanation(parts.EXPLANATION)
 parts.take_away(view, table, head)

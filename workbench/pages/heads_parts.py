@@ -11,7 +11,7 @@ from workbench.figures import attention_figure, style
 from workbench.figures.listing import STYLE, Cell, listing, number, side_by_side, token
 from workbench.pages import cache, frame, show
 from workbench.pages.cache import RunKey
-from workbench.pages.frame import View, literal
+from workbench.pages.frame import View, literal, prose
 from workbench.wording import percent
 
 if TYPE_CHECKING:
@@ -83,13 +83,39 @@ class Partner:
     outside: bool
 
 
-@st.cache_data(max_entries=32, show_spinner=False)
 def table(key: RunKey, cut: bool) -> "HeadTable":
     """Every head in numbers; what each is worth, if it is to be cut."""
+    found = _table(key, cut)
+    if cut:
+        _cut_before().add(key)
+    return found
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _table(key: RunKey, cut: bool) -> "HeadTable":
     from workbench.claims import defined
     from workbench.head_table import read_heads
 
     return read_heads(cache.run_of(key), defined(lambda: cache.all_scores(key)), cut=cut)
+
+
+def known(key: RunKey) -> bool:
+    """Whether its heads were cut before, so that there is nothing to wait for."""
+    return key in _cut_before()
+
+
+@st.cache_resource(show_spinner=False)
+def _cut_before() -> set[RunKey]:
+    return set()
+
+
+def preview(table: "HeadTable", head: str | None) -> None:
+    """What there is to see while every head is cut."""
+    from workbench.figures import heads_figure, scores_figure
+
+    figure = heads_figure(table) if head is None else scores_figure(table, head)
+    show.chart(figure, "heads_early", buttons=False)
+    st.caption("What each head is worth follows: every head is cut on held-out sequences.")
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
@@ -284,11 +310,11 @@ def one_head(view: View, table: "HeadTable", head: str) -> None:
         try:
             parts.append(_entries(strongest(key, head, which), words, title, headings))  # pyright: ignore[reportArgumentType]
         except frame.Refusal as error:
-            st.caption(literal(f"{title.partition(':')[0]}: {error}"))
+            st.caption(prose(f"{title.partition(':')[0]}: {error}"))
     try:
         parts.append(_partners(partners(key, head)))
     except frame.Refusal as error:
-        st.caption(literal(f"composition: {error}"))
+        st.caption(prose(f"composition: {error}"))
     st.html(side_by_side(*parts))
     _map(view, head)
 
@@ -337,12 +363,15 @@ def _partners(found: list[Partner]) -> str:
 
 def _map(view: View, head: str) -> None:
     """Its attention on the prompt, and where to see more of it."""
+    if view.unread is not None:
+        frame.refuse(view.unread)
+        return
     side = view.sides[0]
     tokens = view.run.str_tokens(view.run.encode(side.text))
     layer, index = (int(part) for part in head.split("."))
     at = min(view.destination, len(tokens) - 1)
     figure = attention_figure(
-        cache.maps(side), tokens, head=(layer, index), destination=at, roles=view.run.task.roles,
+        cache.maps(side), tokens, head=(layer, index), destination=at, roles=view.roles,
         vocabulary=view.run.task.vocabulary.words,
     )  # fmt: skip
     show.chart(figure, "head_map")

@@ -11,7 +11,7 @@ from workbench.figures import attribution_figure, lens_figure, listing, patching
 from workbench.figures.lens import PARTS, attribution_records, component_words, stream_records
 from workbench.pages import cache, frame, show
 from workbench.pages.cache import RunKey, Target
-from workbench.pages.frame import View, literal
+from workbench.pages.frame import View, literal, prose
 from workbench.wording import percent
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def patching(view: View, target: Target, what: str) -> "Patching | None":
     with box:
         why = _no_patching(view)
         if why:
-            st.info(literal(why))
+            st.info(prose(why))
             return None
         how = st.segmented_control("Cells", HOW, default=HOW[0], required=True, key="lens_cells", bind="query-params",
                                    label_visibility="collapsed", help="0 is B as it is, 1 is A")  # fmt: skip

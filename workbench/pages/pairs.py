@@ -41,6 +41,15 @@ def first_prompt(task: "Task") -> str:
     return sentence if _winograd(task) and known.issuperset(sentence.split()) else examples(task)[0]
 
 
+def roles(task: "Task", prompt: str) -> dict[str, int]:
+    """The task's named places, if each word of the prompt stands where some sequence of the task has it; else none."""
+    if not task.roles:
+        return {}
+    tokens = task.encode(prompt)
+    seen = [(rows[:, : tokens.shape[1]] == tokens).any(0) for rows in (task.train, task.held_out)]
+    return task.roles if bool((seen[0] | seen[1]).all()) else {}
+
+
 def ways(task: "Task", seeds: int = 1, checkpoints: int = 0) -> list[str]:
     """The ways to compare in this task; the first is the one a page opens with.
 

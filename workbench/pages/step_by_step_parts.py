@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from workbench.figures import plane_figure, scaling_figure, step_records, steps_html, style, told_html, words
-from workbench.figures.steps import COLUMNS
+from workbench.figures.steps import columns_of
 from workbench.pages import cache, frame, show
 from workbench.pages.cache import RunKey, Target
 from workbench.pages.frame import View, literal
@@ -196,8 +196,9 @@ def _key(view: View, steps: "Steps", what: str) -> str:
 def equations(view: View, steps: "Steps", follow: int | None) -> None:
     st.html(steps_html(steps, _tokens(view), follow))
     notes = []
-    if len(steps.keys) > COLUMNS:
-        notes.append(f"Columns: the {COLUMNS} words with most attention, of {len(steps.keys)}.")
+    columns = len(columns_of(steps, _tokens(view), follow))
+    if len(steps.keys) > columns:
+        notes.append(f"Columns: the {columns} words with most attention, of {len(steps.keys)}.")
     config = view.run.recipe.model
     kinds = {
         "W_Q and W_K are 0: this model averages uniformly.": config.attention == "uniform",

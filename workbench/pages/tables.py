@@ -23,5 +23,5 @@ else:
     if measure is not None:
         show.python(parts.snippet(source, measure, shown.clusters))
 for fault in faults:
-    st.caption(frame.literal(fault))
+    st.caption(frame.prose(fault))
 parts.not_made(results.names(results.files()[0]))

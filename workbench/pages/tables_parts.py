@@ -10,7 +10,7 @@ import streamlit as st
 from workbench.figures.journal import STYLE, journal_html, notes_html
 from workbench.figures.seeds import is_rate, measure_words, row_labels, seed_lines, seeds_figure, written
 from workbench.pages import results, show
-from workbench.pages.frame import Refusal, literal
+from workbench.pages.frame import Refusal, literal, prose
 from workbench.pages.results import Shown, Source
 from workbench.tables import TABLES
 from workbench.tables.table import NOT_RUN
@@ -142,7 +142,7 @@ def comparison(shown: Shown) -> None:
     """Beside the published figures, and in words where they differ."""
     if shown.compared:
         st.markdown("**Beside the published figures**")
-        st.caption(literal(shown.rule))
+        st.caption(prose(shown.rule))
         cells = [[each.what, each.source, each.ours, AGREES[each.agrees]] for each in shown.compared]
         st.html(STYLE + journal_html(["", "source", "ours", ""], cells))
     for paragraph in shown.discussion:

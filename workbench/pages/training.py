@@ -20,7 +20,7 @@ if curves.runs:
 else:
     sentence.markdown(frame.literal(parts.nothing(view)))
     for line in curves.told:
-        st.caption(frame.literal(line))
+        st.caption(frame.prose(line))
 if view.run.checkpoints:
     parts.attention(view, step)
 parts.train_it(view.run)

@@ -22,7 +22,7 @@ from workbench.figures.training import metrics_curves, metrics_figure
 from workbench.pages import attention_parts, cache, show
 from workbench.pages.attention_parts import Look, Shown
 from workbench.pages.cache import Entry, Side
-from workbench.pages.frame import Refusal, View, literal, refuse
+from workbench.pages.frame import Refusal, View, literal, prose, refuse
 from workbench.recipes import load_recipe, read_recipe, recipe_names
 from workbench.runs import Run, load, read_metrics, runs_folder
 from workbench.wording import percent
@@ -98,8 +98,8 @@ def read(entries: Sequence[Entry]) -> Curves:
     runs = [load(entry.name, entry.seed) for entry in entries]
     probed = [run for run in runs if (run.path / PROBES).exists()]
     if probed:
-        stamps = tuple((str(run.path), (run.path / PROBES).stat().st_mtime_ns) for run in probed)
-        found, faults = _probes(stamps)
+        hashes = tuple((str(run.path), run.results["files"].get(PROBES, "")) for run in probed)
+        found, faults = _probes(hashes)
         if found:
             return Curves(found, True, [], [*faults, *_without(runs, [run.seed for run in found])])
         told = faults
@@ -119,10 +119,10 @@ def read(entries: Sequence[Entry]) -> Curves:
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _probes(stamps: tuple[tuple[str, int], ...]) -> tuple[list[Dynamics], list[str]]:
-    """Of run folders, and when their probes were written; and lines on those that cannot be read."""
+def _probes(hashes: tuple[tuple[str, str], ...]) -> tuple[list[Dynamics], list[str]]:
+    """Of run folders with the hashes of their probes; and lines on those that cannot be read."""
     found, faults = [], []
-    for folder, _ in stamps:
+    for folder, _ in hashes:
         try:
             found.append(read_dynamics(load(folder)))
         except WorkbenchError as error:
@@ -244,7 +244,7 @@ def draw(view: View, curves: Curves, panels: list[str], step: int) -> "go.Figure
         st.html(STYLE + journal_html(*changes_table(curves.changes), {1, 2, 3}))
     undefined = {f"No {probe} here: {why}." for run in curves.runs for probe, why in run.undefined.items()}
     for line in [*sorted(undefined), *curves.told]:
-        st.caption(literal(line))
+        st.caption(prose(line))
     return figure
 
 
@@ -271,6 +271,12 @@ def _logged(curves: Curves) -> dict[int, list[dict[str, Any]]]:
 def attention(view: View, step: int) -> None:
     """The maps of the prompt at this checkpoint, and all heads as thumbnails."""
     final = step == view.run.results["steps"]
+    st.markdown(f"**Attention {'at the end' if final else f'at step {step:,}'}**")
+    if view.unread is not None:
+        refuse(view.unread)
+        return
+    if view.unread_b is not None:
+        refuse(view.unread_b, "B: ")
     sides = [side for side in view.sides if side.entry == view.entry and side.step is None]
     letters = ("A", "B")
     try:
@@ -282,8 +288,7 @@ def attention(view: View, step: int) -> None:
     except Refusal as error:
         refuse(error)
         return
-    st.markdown(f"**Attention {'at the end' if final else f'at step {step:,}'}**")
-    vocabulary, roles = run.task.vocabulary.words, run.task.roles
+    vocabulary, roles = run.task.vocabulary.words, view.roles
     attention_parts.next_words(prompts, vocabulary, roles)
     if not prompts[0].maps.n_layers:
         st.caption("This model has no layers, so there is no map: only what it says next.")

@@ -6,7 +6,7 @@ import streamlit as st
 
 from workbench.figures import arcs_figure
 from workbench.figures.arcs import chains_that_matter
-from workbench.pages import cache, frame, show
+from workbench.pages import cache, frame, pairs, show
 from workbench.pages import two_hops_parts as parts
 from workbench.pages import two_hops_scope as scopes
 
@@ -16,7 +16,12 @@ if run.recipe.model.n_layers < 2:
     st.markdown(frame.literal(parts.one_block(view)))
     st.stop()
 
-tokens = run.str_tokens(run.encode(view.prompt))
+tokens, roles = run.str_tokens(run.encode(view.prompt)), pairs.roles(run.task, view.prompt)
+if not at:
+    st.markdown(frame.literal(parts.one_word(view, tokens)))
+    parts.compositions(view, None)
+    show.explanation(parts.EXPLANATION)
+    st.stop()
 maps = cache.maps(view.sides[0])
 sentence = st.empty()
 with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
@@ -37,7 +42,7 @@ else:
     chain = parts.choose_chain(shown, tokens, at)
     figure = arcs_figure(
         hops, tokens, maps, at, answer=asked.answer, foil=asked.foil, share=share, kinds=kinds, chosen=chain,
-        roles=run.task.roles, v_sum=v_sum,
+        roles=roles, v_sum=v_sum,
     )  # fmt: skip
     with place:
         show.chart(figure, "arcs", partial(parts.click, shown, tokens, at))
@@ -48,6 +53,6 @@ else:
     parts.mechanism(view)
     show.explanation(parts.EXPLANATION)
     parts.downloads(view, figure, hops, tokens, shown)
-    show.python(parts.snippet(asked, scope, share, kinds, chain, v_sum))
+    show.python(parts.snippet(asked, scope, share, kinds, chain, v_sum, bool(roles)))
 parts.scores(view, maps, chain, tokens)
 parts.compositions(view, chain)

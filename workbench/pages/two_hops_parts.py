@@ -10,7 +10,7 @@ from workbench.figures import style
 from workbench.figures.numbers import Head, head_name
 from workbench.pages import cache, frame, show
 from workbench.pages.cache import RunKey, Target
-from workbench.pages.frame import View, literal
+from workbench.pages.frame import View, literal, prose
 from workbench.pages.two_hops_census import Census, asks, census
 from workbench.pages.two_hops_cut import FORCE, KINDS, MEAN, OTHER, ZERO, Cut, Outcome, intervene
 from workbench.pages.two_hops_scope import Asked, Scope, named_places, one_of
@@ -343,10 +343,10 @@ def _table(found: Census, view: View) -> None:
             which = ", ".join(f"**{seed}**" if mine and seed == view.entry.seed else str(seed) for seed in seeds)
             lines.append(f"| {literal(label)} | {len(seeds)} | {which} | {literal(RULES.get(label, ''))} |")
         st.markdown("\n".join(lines))
-        st.caption(literal(f"From the committed results of: {found.command}."))
+        st.caption(prose(f"From the committed results of `{found.command}`."))
         for note in found.notes:
             if note.startswith(("a label counts", "feeds:")):
-                st.caption(literal(note[0].upper() + note[1:] + "."))
+                st.caption(prose(note[0].upper() + note[1:] + "."))
 
 
 # What makes a head look, and who reads whom
@@ -423,7 +423,9 @@ def compositions(view: View, chain: "Chain | None") -> None:
 # To take away
 
 
-def snippet(asked: Asked, scope: Scope, share: float, kinds: str, chosen: "Chain | None", v_sum: float) -> str:
+def snippet(
+    asked: Asked, scope: Scope, share: float, kinds: str, chosen: "Chain | None", v_sum: float, roles: bool = True
+) -> str:
     """The Python that makes the figure of arcs."""
     import json
 
@@ -435,6 +437,7 @@ def snippet(asked: Asked, scope: Scope, share: float, kinds: str, chosen: "Chain
     more += f", v_sum={v_sum}" if limits else ""
     picked = "" if chosen is None else f"\nchosen = next(one for one in hops.chains if str(one) == {str(chosen)!r})"
     more += "" if chosen is None else ", chosen=chosen"
+    more += ", roles=run.task.roles" * roles
     return f"""\
 import workbench as wb
 from circuits import attention_maps, two_hops
@@ -444,7 +447,7 @@ run = {show.load_call(asked.key)}
 tokens = run.encode({json.dumps(asked.prompt, ensure_ascii=False)})[:, :{asked.position + 1}]
 hops = two_hops(run.model, tokens, {asked.position}, {asked.target.answer}, {asked.target.foil}{limits}){picked}
 maps = attention_maps(run.model, tokens)
-arcs_figure(hops, run.str_tokens(tokens), maps, {asked.position}, {words}, roles=run.task.roles{more})
+arcs_figure(hops, run.str_tokens(tokens), maps, {asked.position}, {words}{more})
 """
 
 
@@ -456,6 +459,13 @@ def one_block(view: View) -> str:
     instead = f"Models of this task with two blocks: {', '.join(others)}. " if others else ""
     here = "What its heads add to a logit in one hop: page Attention, cells → a logit." if n else ""
     return f"{view.entry.name} has {have}, so no head can use what another moved. {instead}{here}"
+
+
+def one_word(view: View, tokens: Sequence[str]) -> str:
+    """Why there are no hops at the first position, and where there are."""
+    first = f"At 0 ‘{style.visible(tokens[0])}’ there is one word to look at: every head looks at it, whatever is cut"
+    then = "choose a later position" if len(tokens) > 1 else "write a prompt of two words or more"
+    return f"{first}, so nothing hops from word to word. To see chains, {then}. What weights alone say stands below."
 
 
 def downloads(view: View, figure: Any, hops: "TwoHops", tokens: Sequence[str], shown: "Sequence[Chain]") -> None:

@@ -90,6 +90,8 @@ def read_bigram(name: str, about: str, raw: Fields, seed: int) -> Bigram:
     n_train, n_held_out = raw.whole("train", 1), raw.whole("held_out", 1)
     spread = raw.number("spread", 0, 10)
     raw.done()
+    raw.check_size(states=states, next=states)
+    raw.check_size(sequences=max(n_train, n_held_out), tokens=length)
     # random.Random.random() is the one stream that Python promises never to change: one truth on every machine
     uniform = random.Random(f"{name}|{seed}")
     weights = np.array([[-np.log(1 - uniform.random()) for _ in range(states)] for _ in range(states)]) ** spread
@@ -156,6 +158,7 @@ def read_skip_trigram(name: str, about: str, raw: Fields, seed: int) -> SkipTrig
     length, distractors = raw.whole("length", 4, 1_000), raw.whole("distractors", 0, 100)
     n_train, n_held_out = raw.whole("train", 1), raw.whole("held_out", 1)
     raw.done()
+    raw.check_size(sequences=max(n_train, n_held_out), tokens=length)
     if not n_source * n_destination and not order:
         raise BadRecipe(f"{raw.where}: no rules; give sources and destinations, or latin_square")
     if distractors > length - 3 or (distractors and not (n_source * n_destination and order)):
@@ -228,6 +231,7 @@ def read_induction(name: str, about: str, raw: Fields, seed: int) -> Induction:
     n_train, n_held_out = raw.whole("train", 1), raw.whole("held_out", 1)
     shuffled = "labels" in raw.raw and raw.choice("labels", ("shuffled",)) == "shuffled"
     raw.done()
+    raw.check_size(sequences=max(n_train, n_held_out), tokens=max(length, n_vocab))
     if not shortest <= longest <= min(n_vocab, length - 2):
         raise BadRecipe(
             f"{raw.where}: periods must satisfy shortest ≤ longest ≤ tokens and ≤ length − 2; "

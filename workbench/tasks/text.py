@@ -5,6 +5,7 @@ The text is read only when its tokens are asked for: a trained model is opened, 
 
 import hashlib
 import math
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,12 +18,15 @@ from circuits.examples import clustered_error
 from workbench.byte_pairs import BytePairs
 from workbench.content import content
 from workbench.corpora import CORPORA, read_corpus
-from workbench.errors import BadRecipe
+from workbench.errors import BadPrompt, BadRecipe
 from workbench.tasks.fields import Fields
 from workbench.tasks.task import Scores, Task
+from workbench.untrusted import short
 
 BLOCK = 8
 """Windows in a cluster: neighbouring windows are of one scene, and as hard as each other."""
+LARGEST_LOSS = math.log(sys.float_info.max)
+"""Nats."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class TextScores(Scores):
         blocks = torch.tensor([number[name] for name in self.clusters])
         error = float(clustered_error(torch.from_numpy(self.losses)[None], blocks))
         known = {"loss_standard_error": error} if math.isfinite(error) else {}
-        return super().measures | {"perplexity": math.exp(self.loss)} | known
+        perplexity = math.exp(self.loss) if self.loss < LARGEST_LOSS else math.inf
+        return super().measures | {"perplexity": perplexity} | known
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,14 @@ class Text(Task):
     def n_ctx(self) -> int:
         return self.window
 
+    def encode(self, text: str) -> Int[Tensor, "1 position"]:
+        """Of an endless text nothing is cut into tokens. Raises: BadPrompt."""
+        if len(text) > self.n_ctx * max(map(len, self.vocabulary.words)):
+            raise BadPrompt(
+                f"the prompt has {len(text):,} characters, but {self.name} has a context of {self.n_ctx} tokens"
+            )
+        return super().encode(text)
+
     def batch(self, seed: int, step: int, size: int) -> Int[Tensor, "example position"]:
         tokens = self.parts[0]
         starts = np.random.default_rng([seed, step]).integers(len(tokens) - self.window, size=size)
@@ -92,7 +105,7 @@ def read_text(name: str, about: str, raw: Fields, seed: int) -> Text:
     raw.done()
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != sha256:
-        raise BadRecipe(f"{tokenizer.where}: {file.name} has the sha256 {found}, not {sha256}")
+        raise BadRecipe(f"{tokenizer.where}: {file.name} has the sha256 {found}, not {short(sha256, 70)!r}")
     vocabulary = BytePairs.read(file)
     return Text(
         name=name, about=about, vocabulary=vocabulary, scored=tuple(range(window)), roles={},

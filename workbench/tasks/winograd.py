@@ -18,10 +18,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from workbench.errors import BadRecipe
-from workbench.tasks.fields import Fields
+from workbench.tasks.fields import Fields, is_word
 from workbench.tasks.task import Task
 from workbench.vocabulary import Vocabulary
 
+MOST_WORDS = 2**21
+"""Of all sentences together."""
 SLOTS = ("x", "y", "adjective", "answer")
 
 
@@ -52,6 +54,8 @@ class Winograd(Task):
 
 def read_winograd(name: str, about: str, raw: Fields, seed: int) -> Winograd:
     template = raw.text("template")
+    if not all(map(is_word, template.split())):
+        raise BadRecipe(f"{raw.where}: template must be words that can be seen, none of them endless")
     pieces = re.split(r"\{(\w+)\}", template)
     slots = pieces[1::2]
     for slot in SLOTS:
@@ -73,6 +77,7 @@ def read_winograd(name: str, about: str, raw: Fields, seed: int) -> Winograd:
     for part in (nouns, adjectives, split, raw):
         part.done()
 
+    raw.check_size(MOST_WORDS, x=len(xs), y=len(ys), adjectives=len(answer_of), words=len(template.split()))
     pairs = [(x, y) for x, y in itertools.product(xs, ys) if x != y]
     held = held_out_pairs(pairs, share, rule, seed)
     if not held or len(held) == len(pairs):
