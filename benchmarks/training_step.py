@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from workbench.recipes import Recipe, load_recipe
 from workbench.training import Trainer
@@ -25,7 +26,17 @@ CASES = {
     "winograd-2": "2 layers, 64 wide, 17 tokens",
     "shakespeare-1": "1 layer, 128 wide, 128 tokens, vocabulary 1,024",
 }
-WARM_UP, STEPS = 5, 60
+WARM_UP, STEPS, PROFILED = 5, 60, 30
+OPERATORS = {
+    "matrix products": ("aten::mm", "aten::addmm"),
+    "attention": ("scaled_dot_product",),
+    "GELU": ("aten::gelu",),
+    "LayerNorm": ("native_layer_norm",),
+    "cross-entropy": ("softmax", "nll_loss", "_NextTokenLoss", "aten::exp_", "aten::gather", "aten::scatter_add_"),
+    "optimizer": ("Optimizer.", "adamw"),
+    "indexing of data and embeddings": ("aten::index", "aten::embedding", "aten::slice", "aten::stack"),
+}
+"""Parts of their names."""
 
 
 class Peer(nn.Module):
@@ -113,28 +124,16 @@ def cpu_seconds(step: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def where_it_goes(trainer: Trainer) -> dict[str, float]:
-    """CPU seconds of the parts of one step."""
-    task, training, model = trainer.task, trainer.recipe.training, trainer.model
-    times: dict[str, float] = {}
-    clock = time.process_time()
-
-    def lap(part: str) -> None:
-        nonlocal clock
-        now = time.process_time()
-        times[part] = now - clock
-        clock = now
-
-    tokens = task.batch(0, trainer.step, training.batch)
-    lap("batch")
-    loss = model.training_loss(tokens)
-    lap("forward and loss")
-    loss.backward()
-    lap("backward")
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad()
-    lap("optimizer")
-    return times
+def where_it_goes(update: Callable[[], None]) -> str:
+    """The share of each kind of operator in the CPU time of a step, by torch's profiler (which costs some itself)."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(PROFILED):
+            update()
+    times = dict.fromkeys([*OPERATORS, "all else"], 0.0)
+    for event in profiled.key_averages():
+        kind = next((kind for kind, names in OPERATORS.items() if any(name in event.key for name in names)), "all else")
+        times[kind] += event.self_cpu_time_total
+    return ", ".join(f"{kind} {100 * taken / sum(times.values()):.0f} %" for kind, taken in times.items())
 
 
 def main() -> None:
@@ -152,10 +151,8 @@ def main() -> None:
         print(f"{name} ({sizes}, batch {ours.recipe.training.batch})")
         print(f"  ours {1000 * mine:.1f} ms, nanoGPT's form {1000 * theirs:.1f} ms of CPU time a step")
         print(f"  ours is {theirs / mine:.2f} × as fast (quartiles of pairs {ratios[0]:.2f}–{ratios[1]:.2f})")
-        parts = [where_it_goes(ours) for _ in range(STEPS)]
-        shares = {part: statistics.median(each[part] for each in parts) for part in parts[0]}
-        whole = sum(shares.values())
-        print("  ours: " + ", ".join(f"{part} {100 * share / whole:.0f} %" for part, share in shares.items()))
+        for who, update in (("ours", ours._update), ("nanoGPT's form", peer.update)):
+            print(f"  {who}: {where_it_goes(update)}")
 
 
 if __name__ == "__main__":
