@@ -39,7 +39,7 @@ from jaxtyping import Bool, Float, Int
 from workbench.errors import BadRun, UnknownName
 from workbench.recipes import Recipe, read_recipe
 from workbench.runs import MOST, Run, bytes_in, lines_of, load, read_checked, runs_folder
-from workbench.untrusted import is_plain
+from workbench.untrusted import is_plain, short
 
 PROBES = "probes.jsonl"
 EDGES = "edges."  # what the series of cut edges begin with
@@ -224,11 +224,11 @@ def read_dynamics(run: Run | str | Path, seed: int | None = None) -> Dynamics:
         faults.append(f"{folder} is at step {lines[-1]['step']:,} or further of {recipe.training.steps:,}")
     names = list(dict.fromkeys(name for line in lines for name in line["series"]))
     found = {name: _series(name, lines) for name in names}
-    faults += [f"{file}: {name} has other shapes at other steps; left out"
+    faults += [f"{file}: {short(name, 60)} has other shapes at other steps; left out"
                for name, series in found.items() if series is None]  # fmt: skip
     scattered = [name for name in names if not all(name in line["series"] for line in lines)]
     if scattered:
-        faults.append(f"{file}: some steps lack {', '.join(scattered)}; shown where they are")
+        faults.append(f"{file}: some steps lack {short(', '.join(scattered), 150)}; shown where they are")
     loss, held_out_loss, held_out_accuracy = (
         np.array([np.nan if line.get(key) is None else float(line[key]) for line in lines])
         for key in ("loss", "held_out_loss", "held_out_accuracy")

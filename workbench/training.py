@@ -368,18 +368,21 @@ def check_folder(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, 
 
     Raises: BadRun if the folder holds another experiment, other files, or an unfinished run without `resume`.
     """
-    state = folder / STATE
-    if os.path.exists(folder / "recipe.toml"):
+    state, asked = folder / STATE, folder / "recipe.toml"
+    if os.path.exists(asked):
         try:
-            there = read_recipe(folder / "recipe.toml")
+            there = read_recipe(asked)
         except WorkbenchError as error:
-            raise BadRun(f"{error}; {again(folder, 'recipe.toml')}") from None
+            raise BadRun(f"{error}; {again(folder, asked.name)}") from None
         if there.sha256 != recipe.sha256:
             raise BadRun(
                 f"{folder} was made from another recipe ({_difference(there, recipe)}); "
                 "move it away, or choose another name"
             )
-    elif os.path.exists(folder) and not os.path.lexists(state) and any(name[0] != "." for name in _names(folder)):
+    elif (
+        os.path.exists(folder) and not os.path.lexists(state) and any(name[0] != "." for name in _names(folder))
+        and not os.path.exists(asked)  # asked again: another process may have begun just now
+    ):  # fmt: skip
         raise BadRun(f"{folder} holds other files and no run; choose another name")
     if os.path.exists(folder / RESULTS):
         finished = load(folder)
