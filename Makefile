@@ -21,7 +21,7 @@ app: $(VENV)/.installed  ## open the workbench in a browser
 test: $(VENV)/.installed  ## run every test
 	$(BIN)/pytest
 
-faults: $(VENV)/.installed  ## the fault and fuzz tests at full count (about 15 minutes)
+faults: $(VENV)/.installed  ## the fault and fuzz tests at full count (minutes)
 	WORKBENCH_FAULTS=full $(BIN)/pytest tests/faults
 
 lint: $(VENV)/.installed  ## style and types
