@@ -268,9 +268,10 @@ def test_two_of_the_same_table_at_once(runs, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "file"))
+    before = multiprocessing.active_children()
     with pytest.raises(WorkbenchError, match=r"cannot write to .*file.tables .*; set WORKBENCH_RUNS to another"):
         tiny("winograd", monkeypatch).make(trained_only=True)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 # The page about all tables.

@@ -323,7 +323,7 @@ class Attention(nn.Module):
 
         scale = 1.0 if self.config.attention == "softmax-unscaled" else math.sqrt(self.config.d_head)
         bias = alibi(self.config.n_heads, q.shape[1]).to(q) if self.config.positions == "alibi" else None
-        if unwatched(self, self.hook_attn_scores, self.hook_pattern) and not self.config.dropout:
+        if unwatched(self, self.hook_attn_scores, self.hook_pattern, self.hook_z) and not self.config.dropout:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             mask = None if bias is None else bias + _later(bias)
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / scale)
