@@ -76,6 +76,7 @@ def side_by_side(
     context = multiprocessing.get_context(method)
     if method == "forkserver":  # one import of torch and TransformerLens for all workers
         context.set_forkserver_preload(["workbench.training"])
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_obey_parent) as pool:
         with _without_main():
             futures = [pool.submit(function, *given) for given in arguments]
@@ -93,7 +94,7 @@ def side_by_side(
             ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
+            for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             raise
     return [future.result() for future in futures]
