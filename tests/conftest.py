@@ -16,12 +16,13 @@ install_import_hook(
 import hashlib  # noqa: E402
 import random  # noqa: E402
 import socket  # noqa: E402
+import sys  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from workbench import corpora  # noqa: E402
+from workbench import cli, corpora  # noqa: E402
 from workbench.errors import NoCorpus  # noqa: E402
 from workbench.tasks import load  # noqa: E402
 
@@ -35,6 +36,20 @@ def runs(tmp_path, monkeypatch):
     """An empty folder for runs, so that a test sees the shipped ones and its own."""
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def workbench(monkeypatch, capsys):
+    """Run a command line; (exit code, stdout, stderr)."""
+
+    def call(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["workbench", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out = capsys.readouterr()
+        return stop.value.code or 0, out.out, out.err
+
+    return call
 
 
 @pytest.fixture

@@ -7,25 +7,10 @@ import sys
 
 import pytest
 
-from workbench import cli
 from workbench.recipes import shipped_names
 from workbench.tasks import task_names
 
 PROMPT = "the animal did not cross the street because it was too tired , so the"
-
-
-@pytest.fixture
-def workbench(monkeypatch, capsys):
-    """Run a command line; (exit code, stdout, stderr)."""
-
-    def call(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["workbench", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return call
 
 
 RECIPE = """

@@ -390,7 +390,8 @@ def test_training_fuses_what_nobody_watches_and_computes_the_same(options: dict[
 
 
 def test_a_hook_may_write_into_what_it_gets_while_gradients_are_wanted() -> None:
-    model = build().train()
+    model = build()
+    untouched = model(TOKENS)
 
     def doubled(value: Tensor, hook: object) -> Tensor:
         value[:, 1] *= 2
@@ -398,4 +399,6 @@ def test_a_hook_may_write_into_what_it_gets_while_gradients_are_wanted() -> None
 
     for name in ("q", "k", "v", "z"):
         with model.hooks(fwd_hooks=[(f"blocks.0.attn.hook_{name}", doubled)]):
-            model(TOKENS).sum().backward()
+            written = model.train()(TOKENS)
+            written.sum().backward()
+            assert distance(written, model.eval()(TOKENS)) <= 1e-6 < distance(written, untouched)

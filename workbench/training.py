@@ -92,7 +92,7 @@ def train(
         trainer = Trainer.build(recipe, folder, device)  # what is wrong with a recipe is found before writing
         try:
             _keep_freed_memory()
-            with _locked(folder), single_thread(), torch.random.fork_rng([] if device == "cpu" else None):
+            with _locked(folder), single_thread(), torch.random.fork_rng([device] if device.startswith("cuda") else []):
                 saved = check_folder(folder, recipe, resume)
                 if not os.path.exists(folder / RESULTS):
                     trainer.begin() if saved is None else trainer.restore(*saved)

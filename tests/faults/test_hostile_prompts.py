@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import counted
 
-from workbench import cli
 from workbench.byte_pairs import BytePairs
 from workbench.errors import WorkbenchError
 from workbench.recipes import load_recipe
@@ -76,20 +75,6 @@ def test_the_name_of_a_single_word_is_a_token_or_one_line(text):
             assert 0 <= task.vocabulary.token(text) < len(task.vocabulary)
         except WorkbenchError as error:
             assert_one_line(error)
-
-
-@pytest.fixture
-def workbench(monkeypatch, capsys):
-    """Run a command line; (exit code, stdout, stderr)."""
-
-    def call(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["workbench", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out = capsys.readouterr()
-        return stop.value.code or 0, out.out, out.err
-
-    return call
 
 
 @pytest.mark.parametrize("option", ["prompt", "--against", "--head", "run"])
