@@ -86,6 +86,33 @@ def test_no_scheduler_is_said_in_one_line(tmp_path, monkeypatch, free_port):
         assert "\n" not in str(error.value)
 
 
+def test_a_result_that_does_not_get_through_is_asked_for_again(monkeypatch):
+    """What a worker that dies while it sends does to the driver, by luck; here on purpose, and for good at the end."""
+    from distributed import Client, LocalCluster
+
+    gather, broken = Client._gather_remote, [2]
+
+    async def breaks(client, *arguments):
+        answer = await gather(client, *arguments)
+        broken[0] -= 1
+        if broken[0] >= 0:
+            raise OSError("cut off")
+        return answer
+
+    monkeypatch.setattr(Client, "_gather_remote", breaks)
+    monkeypatch.setattr(cluster, "TRIES", 3)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as local,
+        cluster.workers(local.scheduler_address) as executor,
+    ):
+        assert executor.submit(divmod, 17, 5).result(timeout=60) == (3, 2) and broken == [-1]
+        with pytest.raises(ZeroDivisionError):
+            executor.submit(divmod, 17, 0).result(timeout=60)
+        broken[0] = 3
+        with pytest.raises(OSError, match="cut off"):
+            executor.submit(divmod, 17, 5).result(timeout=60)
+
+
 class Started:
     """A process of Dask's, whose log is read until it says what is waited for, and then to the end."""
 
@@ -119,8 +146,8 @@ def dask(tmp_path):
         address = started[0].until(r"Scheduler at:\s+(tcp://\S+)")
         for number in range(2):
             folder = str(tmp_path / f"worker-{number}")
-            alone = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--local-directory", folder)
-            started.append(Started(environment, "worker", address, *alone))
+            alone = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0", "--death-timeout", "60")
+            started.append(Started(environment, "worker", address, *alone, "--local-directory", folder))
             started[-1].until("(Registered to)")
         yield address, [each.process for each in started[1:]]
     finally:

@@ -6,10 +6,12 @@ its own run only (Dask starts it again elsewhere), and a driver that was killed 
 runs that are not here yet. Workers need the same version of the workbench, and the text where a recipe trains on one.
 """
 
+import asyncio
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, as_completed
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from workbench.runs import place_run, read_metrics
 from workbench.training import check_folder, train
 
 PATIENCE = 20  # seconds to find the scheduler
+TRIES = 10  # a second apart, to get a result that a worker has
 
 
 def train_on(
@@ -40,7 +43,7 @@ def train_on(
                 f"{folders[index]} is unfinished here; finish it without --dask, or delete it to start over there"
             )
     if missing:
-        with _executor(address) as executor:
+        with workers(address) as executor:
             work = [(recipes[index], folders[index]) for index in missing]
             fill(executor, work, lambda i, m: watch(missing[i], m), device)
 
@@ -94,7 +97,7 @@ def _packed(recipe: Recipe) -> tuple[Recipe, bytes | None]:
 
 
 @contextmanager
-def _executor(address: str) -> Iterator[Executor]:
+def workers(address: str) -> Iterator[Executor]:
     """The workers of a scheduler; what still runs is cancelled in the end."""
     try:
         from distributed import Client
@@ -111,13 +114,48 @@ def _executor(address: str) -> Iterator[Executor]:
             if found != workbench.__version__:
                 said = found if isinstance(found, str) else " ".join(f"{type(found).__name__}: {found}".split())[:100]
                 raise WorkbenchError(f"worker {worker} has another workbench ({said}), here is {workbench.__version__}")
-        executor = client.get_executor(pure=False)
+        executor = _Workers(client)
         try:
             yield executor
         finally:
-            executor.shutdown(wait=False)
+            executor.shutdown(cancel_futures=True)
     finally:
         client.close()
+
+
+class _Workers(Executor):
+    """The workers of a scheduler; calls may be made again, on another worker, if one dies.
+
+    Dask's own, `Client.get_executor`, takes a result whose worker dies while it is sent for a failure (12 of 360 when
+    one of two workers was killed as results came back), and its future is never done when the sending itself raises.
+    """
+
+    def __init__(self, client: Any):
+        self._client = client
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = self._client.submit(fn, *args, **kwargs, pure=False)
+        self._futures.append(asyncio.run_coroutine_threadsafe(_result(future), self._client.loop.asyncio_loop))
+        return self._futures[-1]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if cancel_futures:
+            for future in self._futures:
+                future.cancel()
+        if wait:
+            wait_for(self._futures)
+
+
+async def _result(future: Any) -> Any:
+    """Of a future of Dask's. Getting it from a worker that dies may raise, while the scheduler has it made again."""
+    for left in reversed(range(TRIES)):
+        try:
+            return await future
+        except Exception:
+            if future.status in ("error", "cancelled") or not left:  # raised by the call itself, or given up
+                raise
+            await asyncio.sleep(1)
 
 
 def version() -> str:
