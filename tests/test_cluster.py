@@ -1,5 +1,6 @@
 """Many machines: a real Dask scheduler with two workers of which one is killed; what comes back is what trains here."""
 
+import gc
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,18 +80,22 @@ def test_one_that_fails_stops_no_other(tmp_path):
 
 
 def test_no_scheduler_is_said_in_one_line(tmp_path, monkeypatch, free_port):
+    from distributed import Client
+
     monkeypatch.setattr(cluster, "PATIENCE", 1)
     recipe = tiny(tmp_path)
     for address in (f"tcp://127.0.0.1:{free_port}", "no such thing"):
         with pytest.raises(WorkbenchError, match="no Dask scheduler answers at") as error:
             train_on(address, [recipe], [run_folder(recipe)], lambda index, line: None)
         assert "\n" not in str(error.value)
+        assert not any(type(each) is Client for each in gc.get_objects())  # it would end a later one's start
 
 
 def test_a_result_that_does_not_get_through_is_asked_for_again(monkeypatch):
     """What a worker that dies while it sends does to the driver, by luck; here on purpose, and for good at the end."""
     from distributed import Client, LocalCluster
 
+    local: Any = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0")
     gather, broken = Client._gather_remote, [2]
 
     async def breaks(client, *arguments):
@@ -101,10 +107,7 @@ def test_a_result_that_does_not_get_through_is_asked_for_again(monkeypatch):
 
     monkeypatch.setattr(Client, "_gather_remote", breaks)
     monkeypatch.setattr(cluster, "TRIES", 3)
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as local,
-        cluster.workers(local.scheduler_address) as executor,
-    ):
+    with local, cluster.workers(local.scheduler_address) as executor:
         assert executor.submit(divmod, 17, 5).result(timeout=60) == (3, 2) and broken == [-1]
         with pytest.raises(ZeroDivisionError):
             executor.submit(divmod, 17, 0).result(timeout=60)

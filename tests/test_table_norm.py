@@ -28,7 +28,7 @@ def small(placement: str):
 
 def test_every_row_says_what_was_trained(made_up_text, monkeypatch):
     monkeypatch.setattr(norm, "QUICK", Quick(steps=0.01, batch=0.03))
-    monkeypatch.setattr(norm, "QUICK_BLOCKS", 2)
+    monkeypatch.setattr(norm, "QUICK_MODEL", norm.QUICK_MODEL | {"n_layers": 2})
     monkeypatch.setattr(norm, "DRAWS", 2)
     made = order("norm", 1, "quick").make(jobs=1)
     rows = made.data["rows"]

@@ -15,6 +15,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from workbench.errors import BadRecipe
 from workbench.positions import alibi, sinusoids
 from workbench.recipes import ModelConfig
+from workbench.short import FEW
 from workbench.transformer import LayerNorm, Transformer
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 8, "n_ctx": 6, "d_vocab": 7, "init_scale": 0.5}
@@ -375,11 +376,21 @@ def test_gpt2_small_has_the_published_number_of_parameters() -> None:
 @pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"positions": "alibi"}, {"positions": "rotary"},
                                      {"attention": "softmax-unscaled"}, {"query_key": "tied"}, {"n_layers": 0},
                                      {"positions": "shortformer"}, {"value_output": "identity"}])  # fmt: skip
-def test_training_fuses_what_nobody_watches_and_computes_the_same(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("few", [FEW, 0])
+def test_training_fuses_what_nobody_watches_and_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch, few: int, options: dict[str, Any]
+) -> None:
+    """Values and gradients, with attention of few words as one operation and without."""
+    monkeypatch.setattr("workbench.transformer.FEW", few)
     model = build(**options).double()
+    weights = list(model.parameters())
     expected = model(TOKENS)
+    slopes = torch.autograd.grad(expected.square().sum(), weights)
     model.train()
-    assert distance(model(TOKENS), expected) <= 1e-12
+    found = model(TOKENS)
+    assert distance(found, expected) <= 1e-12
+    for slope, other in zip(torch.autograd.grad(found.square().sum(), weights), slopes, strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-9, atol=1e-9)
     seen: dict[str, Tensor] = {}
     names = list(model.mod_dict)
     with model.hooks(fwd_hooks=[(name, lambda value, hook: seen.update({hook.name: value})) for name in names

@@ -8,6 +8,7 @@ runs that are not here yet. Workers need the same version of the workbench, and 
 
 import asyncio
 import dataclasses
+import gc
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
@@ -20,7 +21,8 @@ import workbench
 from workbench.errors import WorkbenchError
 from workbench.recipes import Recipe
 from workbench.runs import place_run, read_metrics
-from workbench.training import check_folder, train
+from workbench.training import train
+from workbench.unfinished import check_folder
 
 PATIENCE = 20  # seconds to find the scheduler
 TRIES = 10  # a second apart, to get a result that a worker has
@@ -103,11 +105,14 @@ def workers(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise WorkbenchError("--dask needs Dask: pip install 'circuit-workbench[cluster]'") from None
+    client, reason = None, ""
     try:
         client = Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise WorkbenchError(f"no Dask scheduler answers at {address} ({reason}); start one: dask scheduler") from None
+    if client is None:
+        gc.collect()  # what failed closes when it is collected; while the next one starts, both would wait for ever
+        raise WorkbenchError(f"no Dask scheduler answers at {address} ({reason}); start one: dask scheduler")
     try:
         versions: Any = client.run(version, on_error="return")
         for worker, found in versions.items():

@@ -155,13 +155,20 @@ class ModelConfig:
         ends = (self.n_ctx + 2 * self.d_vocab) * self.d_model + self.d_vocab
         return ends + self.n_layers * (attention + feed_forward + 6 * self.d_model) + 2 * self.d_model
 
+    def numbers_of_step(self, batch: int) -> int:
+        """How many a training step on `batch` sequences of n_ctx tokens holds at least, for its backward pass."""
+        of_block = 6 * self.d_model + 4 * self.n_heads * self.d_head + 2 * self.d_mlp
+        return batch * self.n_ctx * (self.n_layers * of_block + self.d_model)
+
     def check_size(self, name: str) -> None:
-        """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers."""
-        if self.numbers > LARGEST_MODEL:
-            raise BadRecipe(
-                f"{name} does not fit into memory: it would hold {self.numbers:,} numbers; "
-                f"expected at most {LARGEST_MODEL:,}"
-            )
+        """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers, or attention maps of
+        more than that in a block."""
+        maps = self.n_heads * self.n_ctx**2
+        for numbers, what in ((self.numbers, "it would hold"), (maps, "a block's attention maps would be")):
+            if numbers > LARGEST_MODEL:
+                raise BadRecipe(
+                    f"{name} does not fit into memory: {what} {numbers:,} numbers; expected at most {LARGEST_MODEL:,}"
+                )
 
 
 @dataclass(frozen=True)

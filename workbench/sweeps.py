@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from workbench.errors import WorkbenchError
 from workbench.recipes import Recipe
 from workbench.runs import Run, load, read_metrics, run_folder
-from workbench.training import check_folder, train
+from workbench.training import train
+from workbench.unfinished import check_folder
 
 Result = TypeVar("Result")
 Watch = Callable[[int, dict[str, Any]], None]

@@ -11,13 +11,10 @@ one of them differs.
 """
 
 import copy
-import ctypes
-import hashlib
 import json
 import math
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,51 +23,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from jaxtyping import Int
 from torch import Tensor
 
 import workbench
 from workbench.dynamics import PROBES
-from workbench.errors import BadRun, WorkbenchError
+from workbench.errors import BadRecipe, WorkbenchError
 from workbench.files import Lines, write_atomic
+from workbench.memory import keep_freed, machine_bytes
 from workbench.probes import probe, sequences_of
-from workbench.recipes import Recipe, TrainingConfig, load_recipe, read_recipe, recipe_names
+from workbench.recipes import ModelConfig, Recipe, TrainingConfig, load_recipe, recipe_names
 from workbench.runs import (
     METRICS,
     RESULTS,
     WEIGHTS,
     Run,
-    again,
-    as_safetensors,
     build_model,
-    bytes_in,
     checkpoint_name,
     load,
     read_checked,
     run_folder,
-    tensors_of,
+    sized,
     write_results,
     write_tensors,
 )
 from workbench.tasks import load_task, task_sha256
 from workbench.tasks.task import Scores, Task
 from workbench.transformer import Transformer
+from workbench.unfinished import STATE, check_folder, locked, start_over, write_state
 from workbench.untrusted import LARGEST_TOML, read_file
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with each line of metrics as it is written."""
 
 
-GLIBC = {-3: 2**30, -1: 2**31 - 1, -2: 2**26}
-"""malloc.h: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, in bytes."""
 LOGITS_AT_ONCE = 2**24
 """Numbers: 64 MB, and as much again for their logarithms."""
 LEAST_PROBED = 24
 """Steps that are probed."""
-STATE = "trainer.safetensors"
-SEAL, UNSEALED = re.compile(rb'"sha256":"([0-9a-f]{64})"'), b"0" * 64
-"""Where a state holds its hash, and what stands there while it is taken."""
 
 
 def train(
@@ -91,8 +81,8 @@ def train(
     if not os.path.exists(folder / RESULTS):
         trainer = Trainer.build(recipe, folder, device)  # what is wrong with a recipe is found before writing
         try:
-            _keep_freed_memory()
-            with _locked(folder), single_thread(), torch.random.fork_rng([device] if device.startswith("cuda") else []):
+            keep_freed()
+            with locked(folder), single_thread(), torch.random.fork_rng([device] if device.startswith("cuda") else []):
                 saved = check_folder(folder, recipe, resume)
                 if not os.path.exists(folder / RESULTS):
                     trainer.begin() if saved is None else trainer.restore(*saved)
@@ -113,6 +103,16 @@ def device_of(name: str) -> torch.device:
     if (f"{name}:0" if name == "cuda" else name) not in there:
         raise WorkbenchError(f"no device {name!r} here; there is {', '.join(there)}")
     return torch.device(name)
+
+
+def check_step(recipe: Recipe, model: ModelConfig) -> None:
+    """Raises: BadRecipe for a batch whose step this machine's memory cannot hold."""
+    needed, there = 4 * model.numbers_of_step(recipe.training.batch), machine_bytes()
+    if needed > there:
+        raise BadRecipe(
+            f"{recipe.name}: a step on batch = {recipe.training.batch:,} holds at least {needed / 2**30:,.1f} GiB, "
+            f"and this machine has {there / 2**30:.1f}; give a smaller batch"
+        )
 
 
 def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example position"] | None = None) -> Scores:
@@ -170,6 +170,7 @@ class Trainer:
         where = device_of(device)
         task = load_task(recipe.task, recipe.seeds.split)
         task.batch(0, 0, 1)  # a text that is not here is missed now
+        check_step(recipe, sized(recipe, task))
         model = build_model(recipe, task).to(where)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 
@@ -187,7 +188,7 @@ class Trainer:
 
         Raises: BadRun, before anything is written, if what was written before it is no longer there as it was.
         """
-        files, sizes, then = json.loads(metadata["files"]), json.loads(metadata["sizes"]), _start_over(self.folder)
+        files, sizes, then = json.loads(metadata["files"]), json.loads(metadata["sizes"]), start_over(self.folder)
         written = {name: read_checked(self.folder / name, sha256, then, sizes.get(name))
                    for name, sha256 in files.items()}  # fmt: skip
         self._write_asked()
@@ -300,10 +301,8 @@ class Trainer:
             "task_sha256": self.task_sha256,
             "files": json.dumps(self._written()),
             "sizes": json.dumps({name: log.size for name, log in self.logs.items()}),
-            "sha256": UNSEALED.decode(),
         }
-        data = as_safetensors(tensors, metadata)
-        write_atomic(self.folder / STATE, data.replace(UNSEALED, _sha256_unsealed(data), 1))
+        write_state(self.folder, tensors, metadata)
 
     def _finish(self) -> None:
         files = self._written() | {WEIGHTS: write_tensors(self.folder / WEIGHTS, self.model.state_dict())}
@@ -363,114 +362,11 @@ def _as_json(scores: Scores, clusters: bool = True) -> dict[str, Any]:
     return data
 
 
-def check_folder(folder: Path, recipe: Recipe, resume: bool) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Whether this recipe may be trained in this folder; the saved state if there is one to go on from.
-
-    Raises: BadRun if the folder holds another experiment, other files, or an unfinished run without `resume`.
-    """
-    state, asked = folder / STATE, folder / "recipe.toml"
-    if os.path.exists(asked):
-        try:
-            there = read_recipe(asked)
-        except WorkbenchError as error:
-            raise BadRun(f"{error}; {again(folder, asked.name)}") from None
-        if there.sha256 != recipe.sha256:
-            raise BadRun(
-                f"{folder} was made from another recipe ({_difference(there, recipe)}); "
-                "move it away, or choose another name"
-            )
-    elif (
-        os.path.exists(folder) and not os.path.lexists(state) and any(name[0] != "." for name in _names(folder))
-        and not os.path.exists(asked)  # asked again: another process may have begun just now
-    ):  # fmt: skip
-        raise BadRun(f"{folder} holds other files and no run; choose another name")
-    if os.path.exists(folder / RESULTS):
-        finished = load(folder)
-        finished.check_weights()
-        if finished.results["task_sha256"] != task_sha256(recipe.task):
-            raise BadRun(f"the task {recipe.task} was changed since {folder} was trained; move it away")
-        return None
-    if not os.path.lexists(state):
-        return None
-    if not resume:
-        raise BadRun(f"{folder} is unfinished; add --resume to go on, or delete it to start over")
-    try:
-        data = bytes_in(state)
-    except FileNotFoundError:  # the process that trains it has just finished
-        return None
-    except OSError as error:
-        raise BadRun(f"{state} cannot be read ({error.strerror or error}); {_start_over(folder)}") from None
-    metadata = _metadata(data)
-    if metadata is None:
-        raise BadRun(f"{state} is damaged: its hash is not the one it holds; {_start_over(folder)}")
-    for what, before, now in (
-        ("recipe", metadata.get("recipe_sha256"), recipe.sha256),
-        (f"task {recipe.task}", metadata.get("task_sha256"), task_sha256(recipe.task)),
-    ):
-        if before != now:
-            raise BadRun(f"the {what} was changed since {folder} was begun; change it back, or {_start_over(folder)}")
-    return tensors_of(data, state), metadata
-
-
-def _metadata(state: bytes) -> dict[str, str] | None:
-    """What a trainer's state says beside its tensors; None if it is not what was written."""
-    sealed = SEAL.search(state)
-    if sealed is None or sealed[1] != _sha256_unsealed(state.replace(sealed[1], UNSEALED, 1)):
-        return None
-    return json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])["__metadata__"]
-
-
-def _sha256_unsealed(state: bytes) -> bytes:
-    return hashlib.sha256(state).hexdigest().encode()
-
-
 def _holds(file: Path, data: bytes) -> bool:
     try:
         return read_file(file, len(data)) == data
     except OSError:
         return False
-
-
-def _start_over(folder: Path) -> str:
-    return f"delete {folder / STATE} to start over"
-
-
-def _names(folder: Path) -> list[str]:
-    """Of what a folder holds. Raises: BadRun."""
-    try:
-        return os.listdir(folder)
-    except OSError as error:
-        raise BadRun(f"{folder} cannot be read ({error.strerror}); choose another name") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time. The lock is the system's and ends with its process; its file lies beside the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
-            yield
-    except Timeout:
-        raise BadRun(f"another process is training {folder}; wait for it") from None
-
-
-def _difference(one: Recipe, other: Recipe) -> str:
-    """The first field in which two recipes differ."""
-
-    def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-        for key, value in recipe.to_dict().items():
-            if isinstance(value, dict):
-                yield from ((f"{key}.{k}", v) for k, v in value.items() if k != "probes")
-            elif key == "task":
-                yield key, Path(value).name  # wherever it lies
-            elif key not in ("name", "about"):
-                yield key, value
-
-    return next(
-        f"{key} = {before} there, {after} here"
-        for (key, before), (_, after) in zip(flat(one), flat(other), strict=True)
-        if before != after
-    )
 
 
 def _optimizer(model: Transformer, training: TrainingConfig) -> torch.optim.Optimizer:
@@ -484,17 +380,6 @@ def _optimizer(model: Transformer, training: TrainingConfig) -> torch.optim.Opti
         weight_decay=training.weight_decay,
         fused=True,
     )
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep what a step frees. It would give tensors of megabytes back to the system and get them anew at
-    every step, page by page: a quarter of the time of a step on a text."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return  # another system's allocator
-    for parameter, value in GLIBC.items():
-        mallopt(parameter, value)
 
 
 @contextmanager

@@ -26,15 +26,15 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.typed_module_list import TypedModuleList
 
 from workbench.errors import BadPrompt, BadRecipe, BadWeights
 from workbench.initialise import initialise
-from workbench.lens import HookedConfig, Lens
+from workbench.lens import HookedConfig, Lens, Point
 from workbench.loss import next_token_loss
 from workbench.positions import alibi, rotate, sinusoids
 from workbench.recipes import ModelConfig
+from workbench.short import FEW, attend_to_few
 from workbench.vocabulary import Vocabulary
 
 
@@ -54,14 +54,13 @@ class Transformer(Lens):
         self.cfg = HookedConfig.of(config)
 
         self.embed = Embed(config)
-        self.hook_embed = HookPoint()
+        self.hook_embed = Point()
         if config.positions in ("learned", "sinusoidal", "shortformer"):
             self.pos_embed = PosEmbed(config)
         if config.positions in ("learned", "sinusoidal"):
-            self.hook_pos_embed = HookPoint()
+            self.hook_pos_embed = Point()
         elif config.positions == "shortformer":  # not part of the residual stream: caches must not list it as such
-            self.hook_shortformer_pos = HookPoint()
-        self.dropout = nn.Dropout(config.dropout)
+            self.hook_shortformer_pos = Point()
         self.blocks = TypedModuleList([Block(config, self.cfg) for _ in range(config.n_layers)])
         self.ln_final = LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.unembed = TiedUnembed(config, self.embed) if config.tied_unembedding else Unembed(config)
@@ -119,7 +118,7 @@ class Transformer(Lens):
             residual = residual + rows
         elif self.config.positions == "shortformer":
             positions = self.hook_shortformer_pos(self.pos_embed(length).clone())
-        return self.dropout(residual), positions
+        return F.dropout(residual, self.config.dropout, self.training), positions
 
     def training_loss(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
         """Mean next-token loss in nats over all positions but the last, which is only an answer; made to be trained on.
@@ -212,32 +211,31 @@ class Block(nn.Module):
         super().__init__()
         self.config, self.cfg = config, cfg
         self.attn = (TiedAttention if config.query_key == "tied" else Attention)(config, cfg)
-        self.dropout = nn.Dropout(config.dropout)
-        self.hook_attn_in = HookPoint()
-        self.hook_attn_out = HookPoint()
-        self.hook_resid_pre = HookPoint()
-        self.hook_resid_post = HookPoint()
+        self.hook_attn_in = Point()
+        self.hook_attn_out = Point()
+        self.hook_resid_pre = Point()
+        self.hook_resid_post = Point()
         if config.norm != "none":
             self.ln1 = LayerNorm(config.d_model)
         if not config.attn_only:
             if config.norm != "none":
                 self.ln2 = LayerNorm(config.d_model)
             self.mlp = MLP(config)
-            self.hook_mlp_in = HookPoint()
-            self.hook_mlp_out = HookPoint()
-            self.hook_resid_mid = HookPoint()
+            self.hook_mlp_in = Point()
+            self.hook_mlp_out = Point()
+            self.hook_resid_mid = Point()
 
     def forward(
         self, resid_pre: Float[Tensor, "batch position d_model"], positions: Float[Tensor, "position d_model"] | None
     ) -> Float[Tensor, "batch position d_model"]:
         resid_pre = self.hook_resid_pre(resid_pre)
-        attn_out = self.hook_attn_out(self.dropout(self.attn(*self._attention_inputs(resid_pre, positions))))
+        attn_out = self.hook_attn_out(self._dropped(self.attn(*self._attention_inputs(resid_pre, positions))))
         resid_mid = self._write(resid_pre, attn_out, "ln1")
         if self.config.attn_only:
             return self.hook_resid_post(resid_mid)
         resid_mid = self.hook_resid_mid(resid_mid)
         mlp_in = resid_mid if unwatched(self, self.hook_mlp_in) else self.hook_mlp_in(resid_mid.clone())
-        mlp_out = self.hook_mlp_out(self.dropout(self.mlp(self._read(mlp_in, "ln2"))))
+        mlp_out = self.hook_mlp_out(self._dropped(self.mlp(self._read(mlp_in, "ln2"))))
         return self.hook_resid_post(self._write(resid_mid, mlp_out, "ln2"))
 
     def _attention_inputs(self, resid_pre: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,6 +254,9 @@ class Block(nn.Module):
     def _copies(self, residual: Tensor) -> Tensor:
         """One for every head, in memory of its own: hooks may write into it."""
         return repeat(residual, "b p m -> b p h m", h=self.config.n_heads).clone()
+
+    def _dropped(self, out: Tensor) -> Tensor:
+        return F.dropout(out, self.config.dropout, self.training)
 
     def _read(self, residual: Tensor, norm: str) -> Tensor:
         return getattr(self, norm)(residual) if self.config.norm == "pre" else residual
@@ -297,13 +298,12 @@ class Attention(nn.Module):
         _weight(self, "W_O", (h, d, m), None if learns_o or own_slice is None else own_slice.transpose(1, 2))
         _weight(self, "b_O", (m,), None if learns_o and config.bias_out else torch.zeros(m))
 
-        self.dropout = nn.Dropout(config.dropout)
-        self.hook_q_input, self.hook_k_input, self.hook_v_input = HookPoint(), HookPoint(), HookPoint()
-        self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
-        self.hook_z, self.hook_result = HookPoint(), HookPoint()
+        self.hook_q_input, self.hook_k_input, self.hook_v_input = Point(), Point(), Point()
+        self.hook_q, self.hook_k, self.hook_v = Point(), Point(), Point()
+        self.hook_attn_scores, self.hook_pattern = Point(), Point()
+        self.hook_z, self.hook_result = Point(), Point()
         if config.positions == "rotary":
-            self.hook_rot_q, self.hook_rot_k = HookPoint(), HookPoint()
+            self.hook_rot_q, self.hook_rot_k = Point(), Point()
 
     def forward(
         self,
@@ -312,33 +312,44 @@ class Attention(nn.Module):
         value_input: Float[Tensor, "batch position *head d_model"],
     ) -> Float[Tensor, "batch position d_model"]:
         shared = query_input is key_input is value_input and query_input.ndim == 3
-        if shared and unwatched(self, self.hook_q, self.hook_k, self.hook_v):
-            q, k, v = self._all_at_once(query_input)
+        scale = 1.0 if self.config.attention == "softmax-unscaled" else math.sqrt(self.config.d_head)
+        if shared and self._is_short(query_input):
+            weights, biases = (self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V)
+            z = attend_to_few(query_input, weights, biases, 1 / scale)
         else:
-            q = self.hook_q(_per_head(query_input, self.W_Q, self.b_Q))
-            k = self.hook_k(_per_head(key_input, self.W_K, self.b_K))
-            v = self.hook_v(_per_head(value_input, self.W_V, self.b_V))
+            if shared and unwatched(self, self.hook_q, self.hook_k, self.hook_v):
+                q, k, v = self._all_at_once(query_input)
+            else:
+                q = self.hook_q(_per_head(query_input, self.W_Q, self.b_Q))
+                k = self.hook_k(_per_head(key_input, self.W_K, self.b_K))
+                v = self.hook_v(_per_head(value_input, self.W_V, self.b_V))
+            z = self.hook_z(self._mix(q, k, v, scale))
+        if self.cfg.use_attn_result:
+            result = self.hook_result(torch.einsum("bqhd, hdm -> bqhm", z, self.W_O))
+            return result.sum(dim=2) + self.b_O
+        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Float[Tensor, "batch position head d_head"]:
+        """What each head reads, by its pattern."""
         if self.config.positions == "rotary":
             q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))
-
-        scale = 1.0 if self.config.attention == "softmax-unscaled" else math.sqrt(self.config.d_head)
         bias = alibi(self.config.n_heads, q.shape[1]).to(q) if self.config.positions == "alibi" else None
         if unwatched(self, self.hook_attn_scores, self.hook_pattern, self.hook_z) and not self.config.dropout:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             mask = None if bias is None else bias + _later(bias)
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=1 / scale)
-            z = z.transpose(1, 2)
-        else:
-            scores = torch.einsum("bqhd, bkhd -> bhqk", q, k) / scale
-            scores = scores if bias is None else scores + bias
-            scores = self.hook_attn_scores(scores + _later(scores))
-            pattern = self.hook_pattern(scores.softmax(dim=-1))
-            z = torch.einsum("bhqk, bkhd -> bqhd", self.dropout(pattern), v)
-        z = self.hook_z(z)
-        if self.cfg.use_attn_result:
-            result = self.hook_result(torch.einsum("bqhd, hdm -> bqhm", z, self.W_O))
-            return result.sum(dim=2) + self.b_O
-        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+            return z.transpose(1, 2)
+        scores = torch.einsum("bqhd, bkhd -> bhqk", q, k) / scale
+        scores = scores if bias is None else scores + bias
+        scores = self.hook_attn_scores(scores + _later(scores))
+        pattern = self.hook_pattern(scores.softmax(dim=-1))
+        return torch.einsum("bhqk, bkhd -> bqhd", F.dropout(pattern, self.config.dropout, self.training), v)
+
+    def _is_short(self, x: Float[Tensor, "batch position d_model"]) -> bool:
+        """Whether all of it, from x to z, may be one operation."""
+        config, looked_at = self.config, (self.hook_attn_scores, self.hook_pattern, self.hook_z)
+        plain = config.positions not in ("rotary", "alibi") and not config.dropout and x.device.type == "cpu"
+        return plain and x.shape[1] <= FEW and unwatched(self, self.hook_q, self.hook_k, self.hook_v, *looked_at)
 
     def _all_at_once(self, x: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, ...]:
         """Queries, keys and values [batch, position, head, d_head] by one product instead of three."""
@@ -370,8 +381,8 @@ class MLP(nn.Module):
         _weight(self, "W_out", (config.d_mlp, config.d_model))
         _weight(self, "b_out", (config.d_model,), None if config.bias_out else torch.zeros(config.d_model))
         self.activation = {"gelu": nn.GELU(), "gelu-tanh": nn.GELU("tanh"), "relu": nn.ReLU()}[config.activation]
-        self.hook_pre = HookPoint()
-        self.hook_post = HookPoint()
+        self.hook_pre = Point()
+        self.hook_post = Point()
 
     def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position d_model"]:
         pre = self.hook_pre(F.linear(x, self.W_in.T, self.b_in))
@@ -387,8 +398,8 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.w = nn.Parameter(torch.ones(width))
         self.b = nn.Parameter(torch.zeros(width))
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.hook_scale = Point()
+        self.hook_normalized = Point()
 
     def forward(self, x: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
         if unwatched(self, self.hook_scale, self.hook_normalized):
@@ -461,13 +472,12 @@ class TiedUnembed(nn.Module):
         return F.linear(residual, self.W_U.T, self.b_U)
 
 
-def unwatched(module: nn.Module, *points: HookPoint) -> bool:
+def unwatched(module: nn.Module, *points: Point) -> bool:
     """Whether what stands between these hook points may be one fused operation: in training, where nobody looks.
 
     In evaluation it never is: there a hook that changes nothing changes no bit.
     """
-    looks = (p._forward_hooks or p._forward_pre_hooks or p._backward_hooks or p._backward_pre_hooks for p in points)
-    return module.training and not any(looks)
+    return module.training and not any(point.watched for point in points)
 
 
 def _later(scores: Float[Tensor, "*axes destination source"]) -> Float[Tensor, "destination source"]:

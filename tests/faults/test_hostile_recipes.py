@@ -21,7 +21,7 @@ from workbench.errors import BadRecipe, WorkbenchError
 from workbench.recipes import ModelConfig, Recipe, TrainingConfig, grid, load_recipe, read_recipe
 from workbench.runs import build_model
 from workbench.tasks import load_task, task_names, task_sha256
-from workbench.training import checkpoint_steps, probed_steps
+from workbench.training import checkpoint_steps, probed_steps, train
 from workbench.untrusted import parse_toml
 
 RECIPES = [load_recipe(name).to_toml().encode() for name in ("winograd-2", "induction-2-attn", "winograd-1-hand")]
@@ -232,13 +232,43 @@ def test_any_setting_is_a_grid_or_one_line(text):
         {"n_layers": 512, "d_model": 1_024},
         {"n_ctx": 1_000_000, "d_model": 1_024, "n_heads": 1},
         {"n_heads": 512, "d_head": 1_000_000},
+        {"n_ctx": 20_000, "d_model": 16},
     ],
 )
 def test_a_model_too_large_is_counted_not_made(monkeypatch, sizes):
     monkeypatch.setattr("workbench.transformer.Transformer.__init__", lambda *_, **__: pytest.fail("it was made"))
     recipe = Recipe("large", "winograd", model=ModelConfig(**sizes))
-    with pytest.raises(BadRecipe, match=r"large does not fit into memory: it would hold [\d,]+ numbers"):
+    with pytest.raises(BadRecipe, match=r"large does not fit into memory: .* would (hold|be) [\d,]+ numbers"):
         build_model(recipe, load_task("winograd"))
+
+
+def test_a_step_too_large_is_counted_not_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.transformer.Transformer.__init__", lambda *_, **__: pytest.fail("it was made"))
+    recipe = load_recipe("winograd-2").changed(batch=100_000, n_layers=500)
+    with pytest.raises(BadRecipe, match=r"a step on batch = 100,000 holds at least [\d,.]+ GiB") as error:
+        train(recipe, tmp_path / "large")
+    assert_one_line(error.value)
+    assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"d_mlp": 0}, {"norm": "none"}, {"n_layers": 0}, {"dropout": 0.1}])
+def test_the_count_of_a_step_is_never_above_what_autograd_keeps(options):
+    """Against the tensors that it packs away."""
+    kept: dict[int, int] = {}
+    recipe = Recipe("small", "winograd", model=ModelConfig(**{"n_heads": 4, "d_model": 16} | options))
+    task = load_task("winograd")
+    model = build_model(recipe, task).train()
+
+    def packed(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        loss = model.training_loss(task.train[:8].clone())
+    loss.backward()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held = sum(size for where, size in kept.items() if where not in weights)
+    assert held / 6 <= 4 * model.config.numbers_of_step(8) <= held
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ The score matrix of one sequence is heads · n² numbers of four bytes. `F.scale
 """
 
 import math
-import os
 import re
 import resource
 import statistics
@@ -25,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.memory import machine_bytes
 from workbench.runs import Run, runs_folder
 from workbench.tables.engine import Asked, Plan, Quick
 from workbench.tables.table import Column, Compared, Row
@@ -71,7 +71,7 @@ def plans(asked: Asked) -> list[Plan]:
 
 def bytes_allowed(memory: float | None) -> int:
     """From GiB, as they were asked for, or the default. Raises: WorkbenchError."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = machine_bytes()
     if memory is None:
         return min(MEMORY * GIB, machine // 2)
     least = needed_bytes(LENGTHS[0])
