@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from workbench.errors import BadRecipe
 from workbench.positions import alibi, sinusoids
 from workbench.recipes import ModelConfig
-from workbench.short import FEW
+from workbench.short import FEW, attend_to_few
 from workbench.transformer import LayerNorm, Transformer
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 8, "n_ctx": 6, "d_vocab": 7, "init_scale": 0.5}
@@ -381,6 +382,8 @@ def test_training_fuses_what_nobody_watches_and_computes_the_same(
     monkeypatch: pytest.MonkeyPatch, few: int, options: dict[str, Any]
 ) -> None:
     """Values and gradients, with attention of few words as one operation and without."""
+    calls = []
+    monkeypatch.setattr("workbench.transformer.attend_to_few", lambda *given: calls.append(1) or attend_to_few(*given))
     monkeypatch.setattr("workbench.transformer.FEW", few)
     model = build(**options).double()
     weights = list(model.parameters())
@@ -388,6 +391,8 @@ def test_training_fuses_what_nobody_watches_and_computes_the_same(
     slopes = torch.autograd.grad(expected.square().sum(), weights)
     model.train()
     found = model(TOKENS)
+    plain = few and options.get("positions") not in ("rotary", "alibi", "shortformer")
+    assert len(calls) == (len(model.blocks) if plain else 0)
     assert distance(found, expected) <= 1e-12
     for slope, other in zip(torch.autograd.grad(found.square().sum(), weights), slopes, strict=True):
         torch.testing.assert_close(slope, other, rtol=1e-9, atol=1e-9)
@@ -398,6 +403,41 @@ def test_training_fuses_what_nobody_watches_and_computes_the_same(
         assert distance(model(TOKENS), expected) <= 1e-12
     _, cache = model.eval().run_with_cache(TOKENS)
     assert seen.keys() == cache.keys()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_scores", "pattern", "z"])
+@pytest.mark.parametrize("way", ["fwd_hooks", "bwd_hooks"])
+def test_one_hook_alone_is_called_in_training(name: str, way: str) -> None:
+    seen: list[str] = []
+
+    def look(value: Any, hook: Any) -> None:
+        seen.append(hook.name)
+
+    point = f"blocks.1.attn.hook_{name}"
+    model = build().train()
+    with model.hooks(**{way: [(point, look)]}):  # pyright: ignore[reportArgumentType]
+        model(TOKENS).sum().backward()
+    assert seen == [point]
+
+
+def test_torchs_own_hooks_transforms_and_autocast_go_on_in_training() -> None:
+    model, names = build().train(), set()
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: names.add(module.name) if isinstance(module, HookPoint) else None
+    )
+    try:
+        expected = model(TOKENS)
+    finally:
+        handle.remove()
+    assert "blocks.0.attn.hook_pattern" in names
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    slopes = torch.func.grad(lambda given: torch.func.functional_call(model, given, TOKENS).square().sum())(weights)
+    expected.square().sum().backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(slopes[name], weight.grad, rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(TOKENS).square().sum()
+    loss.backward()
 
 
 def test_a_hook_may_write_into_what_it_gets_while_gradients_are_wanted() -> None:

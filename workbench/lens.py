@@ -9,6 +9,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformer_lens import ActivationCache, FactoredMatrix
 from transformer_lens.config import TransformerLensConfig
 from transformer_lens.hook_points import HookPoint
@@ -26,7 +27,7 @@ class Point(HookPoint):
     @property
     def watched(self) -> bool:
         hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        return any(hooks)
+        return bool(any(hooks) or _has_any_global_hook())
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x) if self.watched else x

@@ -3,13 +3,20 @@
 import ctypes
 import os
 
+import torch
+
 GLIBC = {-3: 2**30, -1: 2**31 - 1, -2: 2**26}
 """malloc.h: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, in bytes."""
 
 
-def machine_bytes() -> int:
-    """How many there are, used or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def machine_bytes(device: torch.device | None = None) -> int | None:
+    """How many there are, used or not, on the machine or an accelerator; None where the system does not tell."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has none
+        return None
 
 
 def keep_freed() -> None:

@@ -53,6 +53,8 @@ MOST_PARTS = 512
 """Of layers, and of heads in each: every one has a name that is listed."""
 LARGEST_MODEL = 2**28
 """Numbers, trained and fixed: 1 GiB, and in training four times that."""
+LARGEST_MAPS = 2**29
+"""Numbers in the patterns of all heads of a block on one sequence: 2 GiB, and as much again for the scores."""
 MOST_STEPS = 10**9
 LONGEST_TEXT = 1_000
 """Characters of what a recipe says of itself, and of a task's path."""
@@ -155,19 +157,23 @@ class ModelConfig:
         ends = (self.n_ctx + 2 * self.d_vocab) * self.d_model + self.d_vocab
         return ends + self.n_layers * (attention + feed_forward + 6 * self.d_model) + 2 * self.d_model
 
-    def numbers_of_step(self, batch: int) -> int:
-        """How many a training step on `batch` sequences of n_ctx tokens holds at least, for its backward pass."""
-        of_block = 6 * self.d_model + 4 * self.n_heads * self.d_head + 2 * self.d_mlp
-        return batch * self.n_ctx * (self.n_layers * of_block + self.d_model)
+    def numbers_of_step(self, batch: int, length: int) -> int:
+        """How many a training step on sequences of `length` tokens holds at least, for its backward pass: what each
+        sub-layer reads, queries, keys and values, and what a feed-forward layer's activation reads or makes."""
+        of_block = (1 if self.attn_only else 2) * self.d_model + 3 * self.n_heads * self.d_head + self.d_mlp
+        return batch * length * self.n_layers * of_block
 
-    def check_size(self, name: str) -> None:
-        """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers, or attention maps of
-        more than that in a block."""
-        maps = self.n_heads * self.n_ctx**2
-        for numbers, what in ((self.numbers, "it would hold"), (maps, "a block's attention maps would be")):
-            if numbers > LARGEST_MODEL:
+    def check_size(self, name: str, length: int = 0) -> None:
+        """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers, or attention maps of a
+        sequence of `length` tokens with more than `LARGEST_MAPS`."""
+        maps = self.n_heads * length**2 if self.n_layers else 0
+        for numbers, most, what in (
+            (self.numbers, LARGEST_MODEL, "it would hold"),
+            (maps, LARGEST_MAPS, "a block's attention maps would hold"),
+        ):
+            if numbers > most:
                 raise BadRecipe(
-                    f"{name} does not fit into memory: {what} {numbers:,} numbers; expected at most {LARGEST_MODEL:,}"
+                    f"{name} does not fit into memory: {what} {numbers:,} numbers; expected at most {most:,}"
                 )
 
 

@@ -225,7 +225,7 @@ def sized(recipe: Recipe, task: "Task") -> ModelConfig:
     if sizes["d_vocab"] != len(task.vocabulary):
         raise BadRecipe(f"d_vocab = {sizes['d_vocab']}, but {task.name} has {len(task.vocabulary)} words; leave it out")
     config = replace(recipe.model, **sizes)
-    config.check_size(recipe.name)
+    config.check_size(recipe.name, task.n_ctx)
     return config
 
 

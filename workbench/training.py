@@ -105,13 +105,13 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def check_step(recipe: Recipe, model: ModelConfig) -> None:
-    """Raises: BadRecipe for a batch whose step this machine's memory cannot hold."""
-    needed, there = 4 * model.numbers_of_step(recipe.training.batch), machine_bytes()
-    if needed > there:
+def check_step(recipe: Recipe, model: ModelConfig, length: int, device: torch.device) -> None:
+    """Raises: BadRecipe for a batch of sequences so long that no memory of the machine's size holds a step on it."""
+    needed, there = 4 * model.numbers_of_step(recipe.training.batch, length), machine_bytes(device)
+    if recipe.training.steps and there and needed > there:
         raise BadRecipe(
             f"{recipe.name}: a step on batch = {recipe.training.batch:,} holds at least {needed / 2**30:,.1f} GiB, "
-            f"and this machine has {there / 2**30:.1f}; give a smaller batch"
+            f"and there are {there / 2**30:,.1f}; give a smaller batch"
         )
 
 
@@ -169,8 +169,8 @@ class Trainer:
         """The state before the first step; nothing is written. Initial weights are the same on every device."""
         where = device_of(device)
         task = load_task(recipe.task, recipe.seeds.split)
-        task.batch(0, 0, 1)  # a text that is not here is missed now
-        check_step(recipe, sized(recipe, task))
+        length = task.batch(0, 0, 1).shape[1] - 1  # a text that is not here is missed now
+        check_step(recipe, sized(recipe, task), length, where)
         model = build_model(recipe, task).to(where)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 

@@ -346,10 +346,12 @@ class Attention(nn.Module):
         return torch.einsum("bhqk, bkhd -> bqhd", F.dropout(pattern, self.config.dropout, self.training), v)
 
     def _is_short(self, x: Float[Tensor, "batch position d_model"]) -> bool:
-        """Whether all of it, from x to z, may be one operation."""
-        config, looked_at = self.config, (self.hook_attn_scores, self.hook_pattern, self.hook_z)
+        """Whether all of it, from x to z, may be one operation, which torch's transforms and autocast cannot enter."""
+        config = self.config
         plain = config.positions not in ("rotary", "alibi") and not config.dropout and x.device.type == "cpu"
-        return plain and x.shape[1] <= FEW and unwatched(self, self.hook_q, self.hook_k, self.hook_v, *looked_at)
+        points = (self.hook_q, self.hook_k, self.hook_v, self.hook_attn_scores, self.hook_pattern, self.hook_z)
+        transformed = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
+        return plain and x.shape[1] <= FEW and unwatched(self, *points) and not transformed
 
     def _all_at_once(self, x: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, ...]:
         """Queries, keys and values [batch, position, head, d_head] by one product instead of three."""

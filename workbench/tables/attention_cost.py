@@ -73,13 +73,13 @@ def bytes_allowed(memory: float | None) -> int:
     """From GiB, as they were asked for, or the default. Raises: WorkbenchError."""
     machine = machine_bytes()
     if memory is None:
-        return min(MEMORY * GIB, machine // 2)
+        return min(MEMORY * GIB, machine // 2) if machine else MEMORY * GIB
     least = needed_bytes(LENGTHS[0])
     if not least <= memory * GIB:  # not a number neither
         raise WorkbenchError(
             f"--memory {memory:g}: expected GiB; the shortest row, n = {LENGTHS[0]}, needs {least / GIB:.2g}"
         )
-    if memory * GIB > machine:
+    if machine and memory * GIB > machine:
         raise WorkbenchError(f"--memory {memory:g}: this machine has {machine / GIB:.1f} GiB; give less than that")
     return round(memory * GIB)
 
