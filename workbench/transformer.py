@@ -61,6 +61,7 @@ class Transformer(Lens):
             self.hook_pos_embed = Point()
         elif config.positions == "shortformer":  # not part of the residual stream: caches must not list it as such
             self.hook_shortformer_pos = Point()
+        self.dropout = nn.Dropout(config.dropout)
         self.blocks = TypedModuleList([Block(config, self.cfg) for _ in range(config.n_layers)])
         self.ln_final = LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.unembed = TiedUnembed(config, self.embed) if config.tied_unembedding else Unembed(config)
@@ -118,7 +119,7 @@ class Transformer(Lens):
             residual = residual + rows
         elif self.config.positions == "shortformer":
             positions = self.hook_shortformer_pos(self.pos_embed(length).clone())
-        return F.dropout(residual, self.config.dropout, self.training), positions
+        return self.dropout(residual), positions
 
     def training_loss(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, ""]:
         """Mean next-token loss in nats over all positions but the last, which is only an answer; made to be trained on.
@@ -211,6 +212,7 @@ class Block(nn.Module):
         super().__init__()
         self.config, self.cfg = config, cfg
         self.attn = (TiedAttention if config.query_key == "tied" else Attention)(config, cfg)
+        self.dropout = nn.Dropout(config.dropout)
         self.hook_attn_in = Point()
         self.hook_attn_out = Point()
         self.hook_resid_pre = Point()
@@ -229,13 +231,13 @@ class Block(nn.Module):
         self, resid_pre: Float[Tensor, "batch position d_model"], positions: Float[Tensor, "position d_model"] | None
     ) -> Float[Tensor, "batch position d_model"]:
         resid_pre = self.hook_resid_pre(resid_pre)
-        attn_out = self.hook_attn_out(self._dropped(self.attn(*self._attention_inputs(resid_pre, positions))))
+        attn_out = self.hook_attn_out(self.dropout(self.attn(*self._attention_inputs(resid_pre, positions))))
         resid_mid = self._write(resid_pre, attn_out, "ln1")
         if self.config.attn_only:
             return self.hook_resid_post(resid_mid)
         resid_mid = self.hook_resid_mid(resid_mid)
         mlp_in = resid_mid if unwatched(self, self.hook_mlp_in) else self.hook_mlp_in(resid_mid.clone())
-        mlp_out = self.hook_mlp_out(self._dropped(self.mlp(self._read(mlp_in, "ln2"))))
+        mlp_out = self.hook_mlp_out(self.dropout(self.mlp(self._read(mlp_in, "ln2"))))
         return self.hook_resid_post(self._write(resid_mid, mlp_out, "ln2"))
 
     def _attention_inputs(self, resid_pre: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,9 +256,6 @@ class Block(nn.Module):
     def _copies(self, residual: Tensor) -> Tensor:
         """One for every head, in memory of its own: hooks may write into it."""
         return repeat(residual, "b p m -> b p h m", h=self.config.n_heads).clone()
-
-    def _dropped(self, out: Tensor) -> Tensor:
-        return F.dropout(out, self.config.dropout, self.training)
 
     def _read(self, residual: Tensor, norm: str) -> Tensor:
         return getattr(self, norm)(residual) if self.config.norm == "pre" else residual
@@ -298,6 +297,7 @@ class Attention(nn.Module):
         _weight(self, "W_O", (h, d, m), None if learns_o or own_slice is None else own_slice.transpose(1, 2))
         _weight(self, "b_O", (m,), None if learns_o and config.bias_out else torch.zeros(m))
 
+        self.dropout = nn.Dropout(config.dropout)
         self.hook_q_input, self.hook_k_input, self.hook_v_input = Point(), Point(), Point()
         self.hook_q, self.hook_k, self.hook_v = Point(), Point(), Point()
         self.hook_attn_scores, self.hook_pattern = Point(), Point()
@@ -343,7 +343,7 @@ class Attention(nn.Module):
         scores = scores if bias is None else scores + bias
         scores = self.hook_attn_scores(scores + _later(scores))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
-        return torch.einsum("bhqk, bkhd -> bqhd", F.dropout(pattern, self.config.dropout, self.training), v)
+        return torch.einsum("bhqk, bkhd -> bqhd", self.dropout(pattern), v)
 
     def _is_short(self, x: Float[Tensor, "batch position d_model"]) -> bool:
         """Whether all of it, from x to z, may be one operation, which torch's transforms and autocast cannot enter."""
