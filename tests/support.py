@@ -1,14 +1,18 @@
 """Small models for tests: ours, TransformerLens' bridges with the same weights, and the same model in another gauge.
 
-And a page of the app, opened by a link; what is committed of a table; and how often a fault is tried.
+And the app, opened by a link, and what it shows; what is committed of a table; a training that is interrupted;
+and how often a fault is tried.
 """
 
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from einops import rearrange
 from streamlit.testing.v1 import AppTest
@@ -22,10 +26,12 @@ from workbench.content import content
 from workbench.pages import cache
 from workbench.recipes import ModelConfig, load_recipe
 from workbench.tables.table import NOT_RUN
-from workbench.training import train
+from workbench.training import Trainer, train
 from workbench.transformer import LayerNorm, Transformer
 from workbench.vocabulary import Vocabulary
 
+SENTENCE = "the animal did not cross the street because it was too tired , so the"
+OTHER_SENTENCE = "the animal did not cross the street because it was too wet , so the"
 SIZES: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 16, "n_ctx": 12, "d_vocab": 20}
 
 
@@ -91,9 +97,13 @@ def from_native(native: TransformerBridge, **options: Any) -> Transformer:
             weights[names[name]] = weight
     sizes = {name: getattr(native.cfg, name) for name in (*SIZES, "d_head")}
     norm = "pre" if native.cfg.normalization_type else "none"
-    model = Transformer(
-        ModelConfig(**sizes | {"d_mlp": 0 if native.cfg.attn_only else native.cfg.d_mlp, "norm": norm} | options)
-    ).eval()
+    model = (
+        Transformer(
+            ModelConfig(**sizes | {"d_mlp": 0 if native.cfg.attn_only else native.cfg.d_mlp, "norm": norm} | options)
+        )
+        .eval()
+        .to(native.W_E.dtype)
+    )
     model.load_state_dict(weights)
     return model
 
@@ -174,21 +184,57 @@ def _randomised(model: Any, seed: int) -> Any:
     return model
 
 
+def opened(**query: str) -> AppTest:
+    """The app on its first page, as a link with this query opens it."""
+    return _opened(None, query)
+
+
 def app_page(name: str, **query: str) -> AppTest:
     """A page of the app by its file's name ("two_hops"), as a link with this query opens it; its Python is shown."""
+    return _opened(name, {"python": "true"} | query)
+
+
+def _opened(page: str | None, query: dict[str, str]) -> AppTest:
     app = AppTest.from_file(str(content("app.py")), default_timeout=60)
-    app.switch_page(f"workbench/pages/{name}.py")
-    for key, value in ({"python": "true"} | query).items():
+    if page:
+        app.switch_page(f"workbench/pages/{page}.py")
+    for key, value in query.items():
         app.query_params[key] = value
     app.run()
     assert not app.exception
     return app
 
 
+def shown(app: AppTest, i: int = 0) -> list[str]:
+    """Titles of the maps in a chart."""
+    figure = json.loads(app.get("plotly_chart")[i].proto.spec)
+    return [trace["name"] for trace in figure["data"] if trace["type"] == "heatmap"]
+
+
+def text(app: AppTest) -> str:
+    return " ".join([*(m.value for m in app.markdown), *(h.proto.body for h in app.get("html"))])
+
+
 def committed_rows(table: str) -> list[dict[str, Any]]:
     """The rows of a committed table that were run."""
     path = Path(__file__).parent.parent / "docs" / "results" / f"{table}.json"
     return [row for row in json.loads(path.read_text())["rows"] if row["budget"] != NOT_RUN]
+
+
+@contextmanager
+def interrupted(before: int | None = None) -> Iterator[None]:
+    """A training in which Ctrl-C comes before this step, or before the end is written."""
+    name = "_finish" if before is None else "_update"
+    go_on = getattr(Trainer, name)
+
+    def stop(trainer: Trainer) -> None:
+        if before in (None, trainer.step):
+            raise KeyboardInterrupt
+        go_on(trainer)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, name, stop)
+        yield
 
 
 def deep_run(folder: Path, length: int) -> None:

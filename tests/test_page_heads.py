@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import app_page
+from support import app_page, text
 
 import workbench as wb
 from circuits import composition_scores
@@ -22,10 +22,6 @@ from workbench.training import train
 @pytest.fixture(scope="module")
 def table():
     return read_heads(wb.load("induction-2-attn"))
-
-
-def text(app):
-    return " ".join([*(m.value for m in app.markdown), *(h.proto.body for h in app.get("html"))])
 
 
 def spec(figure):

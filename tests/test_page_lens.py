@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from support import app_page
+from support import OTHER_SENTENCE, SENTENCE, app_page
 
 import workbench as wb
 from circuits.lens import attribution, neurons, patching, stream_words
 from workbench.figures import attribution_figure, lens_figure, patching_figure, style
 from workbench.recipes import ModelConfig, Recipe, TrainingConfig
 from workbench.training import train
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
-OTHER = SENTENCE.replace("tired", "wet")
 
 
 def figures(app: AppTest) -> list[Any]:
@@ -36,7 +33,7 @@ def trained(**options: Any) -> None:
 def test_the_page_shows_what_the_tools_say():
     app, run = app_page("lens", lens_patching="true", lens_neurons="true"), wb.load("winograd-2")
     assert not app.error and app.title[0].value == "Lens"
-    tokens, other = run.encode(SENTENCE), run.encode(OTHER)
+    tokens, other = run.encode(SENTENCE), run.encode(OTHER_SENTENCE)
     words, vocabulary = run.str_tokens(tokens), run.task.vocabulary.words
     animal, street = vocabulary.index("animal"), vocabulary.index("street")
     what = "‘animal’ − ‘street’"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from support import app_page, deep_run
+from support import SENTENCE, app_page, deep_run
 
 import workbench as wb
 from circuits.steps import answer_plane, predicted, step_by_step
@@ -15,8 +15,6 @@ from workbench.figures import plane_figure, steps_html, told_html
 from workbench.recipes import ModelConfig, Recipe, TrainingConfig
 from workbench.training import train
 from workbench.wording import percent
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 def html(app: AppTest) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import app_page
+from support import SENTENCE, app_page
 
 import workbench as wb
 from circuits import attention_maps
@@ -19,8 +19,6 @@ from workbench.pages import cache, frame, training_parts
 from workbench.recipes import load_recipe
 from workbench.runs import write_results
 from workbench.training import train
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import app_page, deep_run
+from support import OTHER_SENTENCE, SENTENCE, app_page, deep_run
 
 import workbench as wb
 from circuits import attention_maps, compositions, cut, cuts, decompose_attention_scores, force, two_hops
@@ -29,8 +29,6 @@ from workbench.recipes import load_recipe
 from workbench.tasks import load
 from workbench.training import train
 
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
-OTHER_SENTENCE = "the animal did not cross the street because it was too wet , so the"
 PAGE = {"model": "winograd-2"}
 
 

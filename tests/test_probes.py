@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from support import interrupted
 
 from circuits import composition_scores, copying_score, head_scores, in_context_learning_score
 from circuits.composition import KINDS
@@ -108,29 +109,18 @@ def test_the_shipped_recipes_ask_for_probes_and_their_runs_still_load():
 
 
 @pytest.mark.parametrize("stop", [1, 8, 9, 16, 19])
-def test_a_run_that_was_stopped_has_the_probes_of_one_that_was_not(tmp_path, run, monkeypatch, stop):
-    update = Trainer._update
-
-    def update_or_stop(self):
-        if self.step == stop:
-            raise KeyboardInterrupt
-        update(self)
-
-    monkeypatch.setattr(Trainer, "_update", update_or_stop)
-    with pytest.raises(KeyboardInterrupt):
+def test_a_run_that_was_stopped_has_the_probes_of_one_that_was_not(tmp_path, run, stop):
+    with interrupted(before=stop):
         train(INDUCTION, tmp_path / "run")
     with (tmp_path / "run" / PROBES).open("a") as file:
         file.write('{"step": 19, "ser')
-    monkeypatch.setattr(Trainer, "_update", update)
     resumed = train(INDUCTION, tmp_path / "run", resume=True)
     assert (resumed.path / PROBES).read_bytes() == (run.path / PROBES).read_bytes()
 
 
-def test_an_unfinished_run_can_go_on_with_probes(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+def test_an_unfinished_run_can_go_on_with_probes(tmp_path, run):
+    with interrupted():
         train(without_probes(INDUCTION), tmp_path / "run")
-    monkeypatch.undo()
     resumed = train(INDUCTION, tmp_path / "run", resume=True)
     assert resumed.recipe.training.probes == ALL
     every = read_lines(run.path)[0]

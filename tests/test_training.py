@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import interrupted
 
 from workbench.content import content
 from workbench.errors import BadRun, WorkbenchError
@@ -54,18 +55,9 @@ def test_the_same_recipe_gives_bit_identical_runs_whatever_the_random_state(tmp_
 
 
 @pytest.mark.parametrize("stop", [0, 1, 9, 10, 11, 20, 25, 29])
-def test_a_run_stopped_after_any_step_and_resumed_ends_in_the_same_bits(tmp_path, reference, monkeypatch, stop):
-    update = Trainer._update
-
-    def update_or_stop(self):
-        if self.step == stop:
-            raise KeyboardInterrupt
-        update(self)
-
-    monkeypatch.setattr(Trainer, "_update", update_or_stop)
-    with pytest.raises(KeyboardInterrupt):
+def test_a_run_stopped_after_any_step_and_resumed_ends_in_the_same_bits(tmp_path, reference, stop):
+    with interrupted(before=stop):
         train(TINY, tmp_path / "run")
-    monkeypatch.setattr(Trainer, "_update", update)
     if stop > 10:
         with pytest.raises(BadRun, match="unfinished; add --resume to go on"):
             train(TINY, tmp_path / "run")
@@ -94,11 +86,9 @@ def test_a_run_killed_outright_and_resumed_ends_in_the_same_bits(tmp_path, refer
     assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
 
 
-def test_a_torn_metrics_line_is_dropped_and_written_again_on_resuming(tmp_path, reference, monkeypatch):
-    monkeypatch.setattr(Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+def test_a_torn_metrics_line_is_dropped_and_written_again_on_resuming(tmp_path, reference):
+    with interrupted():
         train(TINY, tmp_path / "run")
-    monkeypatch.undo()
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text(metrics.read_text()[:-20])
     assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
@@ -203,11 +193,8 @@ def test_seconds_add_up_over_interruptions(tmp_path, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr("workbench.training.time.perf_counter", lambda: float(next(ticks)))
     whole = train(TINY, tmp_path / "whole").results["seconds"]
-    monkeypatch.setattr(Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted():
         train(TINY, tmp_path / "run")
-    monkeypatch.undo()
-    monkeypatch.setattr("workbench.training.time.perf_counter", lambda: float(next(ticks)))
     assert train(TINY, tmp_path / "run", resume=True).results["seconds"] >= whole > 2
 
 
@@ -243,12 +230,11 @@ def test_a_model_that_cannot_be_built_leaves_nothing_behind(tmp_path, model, mes
     assert not (tmp_path / "run").exists()
 
 
-def test_a_task_changed_before_resuming_is_noticed(tmp_path, monkeypatch):
+def test_a_task_changed_before_resuming_is_noticed(tmp_path):
     task = tmp_path / "mine.toml"
     task.write_text((content("datasets") / "winograd.toml").read_text())
     recipe = dataclasses.replace(TINY, task=str(task))
-    monkeypatch.setattr(Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted():
         train(recipe, tmp_path / "run")
     task.write_text(task.read_text().replace("tired", "thirsty"))
     with pytest.raises(BadRun, match=r"mine.toml was changed since .* was begun"):

@@ -4,16 +4,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from circuits.errors import CircuitError
 from workbench.errors import WorkbenchError
+from workbench.terminal import Bars, check_writable, print_table, say, show, write_file
 from workbench.wording import percent
 
 if TYPE_CHECKING:
-    from workbench.recipes import Recipe
     from workbench.tables.engine import Order
     from workbench.tables.table import Table
 
@@ -56,7 +56,7 @@ def models(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _print_table(
+        print_table(
             ["model", "seed", "", "score", "task", "parameters", "about"],
             [
                 [r["model"], str(r["seed"]), r["whose"], r["score"], r["task"], f"{r['parameters']:,}", r["about"]]
@@ -65,7 +65,7 @@ def models(as_json: Json = False) -> None:
             right={1, 5},
         )
     for fault in faults:
-        _say(str(fault))
+        say(str(fault))
 
 
 @app.command()
@@ -82,7 +82,7 @@ def tasks(
         if as_json:
             print(json.dumps(abouts, indent=1))
         else:
-            _print_table(["task", "about"], [list(item) for item in abouts.items()])
+            print_table(["task", "about"], [list(item) for item in abouts.items()])
         return
     from workbench.tasks.shortcuts import shortcut_accuracies
 
@@ -114,7 +114,7 @@ def tasks(
         f"vocabulary {data['vocabulary']}; the prediction made at {scored} is scored\n"
     )
     rows = [["chance", percent(task.chance)], *([k, percent(v)] for k, v in shortcuts.items())]
-    _print_table(["shortcut", "held-out"], rows, right={1})
+    print_table(["shortcut", "held-out"], rows, right={1})
 
 
 @app.command()
@@ -143,7 +143,7 @@ def train(
     wanted = [each.with_seed(seed) for _, each in made for seed in numbers]
     from workbench.sweeps import train_many
 
-    with _Bars(wanted) as bars:
+    with Bars(wanted) as bars:
         runs = train_many(wanted, jobs=jobs, resume=resume, watch=bars.watch, cluster=dask, device=device)
     for setting, run in zip(said, runs, strict=True):
         results = run.results
@@ -192,14 +192,14 @@ def table(
         if folder is not None:
             raise WorkbenchError("--folder is for `workbench table all`; --json, --csv, --md and --tex name files")
         for file in files.values():
-            _check_writable(file)
+            check_writable(file)
         options = {} if memory is None else {"memory": memory}
         made = _make(order(name, seeds, budget, split_per_seed, options), trained, jobs, dask)
         if Path("-") not in files.values():
-            _show(made)
+            show(made)
         for form, file in files.items():
             if file:
-                _write(file, getattr(made, form)())
+                write_file(file, getattr(made, form)())
         return
     from workbench.tables.report import command, report
 
@@ -208,7 +208,7 @@ def table(
     if memory is not None:
         raise WorkbenchError("--memory is for `workbench table attention-cost`, not for `all`")
     page = (folder or Path()) / "results.md"
-    _check_writable(page)
+    check_writable(page)
     orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]
     done = {}
     for each in orders:
@@ -216,14 +216,14 @@ def table(
         done[each.name] = (each, made)
         (page.parent / "results").mkdir(exist_ok=True)
         for form, suffix in (("json", "json"), ("markdown", "md")):
-            _write(page.parent / "results" / f"{each.name}.{suffix}", getattr(made, form)())
+            write_file(page.parent / "results" / f"{each.name}.{suffix}", getattr(made, form)())
         print(f"{each.name}: {page.parent / 'results' / each.name}.md")
-    _write(page, report(done, command(seeds, budget, split_per_seed, trained, folder)))
+    write_file(page, report(done, command(seeds, budget, split_per_seed, trained, folder)))
     print(f"all: {page}")
 
 
 def _make(order: "Order", trained: bool, jobs: int | None, cluster: str | None) -> "Table":
-    with _Bars([] if trained else order.untrained) as bars:
+    with Bars([] if trained else order.untrained) as bars:
         return order.make(trained_only=trained, jobs=jobs, watch=bars.watch, measured=bars.measured, cluster=cluster)
 
 
@@ -258,18 +258,18 @@ def attention(
     from workbench.attention_report import attention_report
     from workbench.runs import load
 
-    _check_writable(html)
+    check_writable(html)
     prompts = [prompt] if against is None else [prompt, against]
     report = attention_report(load(run, seed, step), prompts, head=head, destination=position)
     if html:
-        _write(html, report.html())
+        write_file(html, report.html())
     if as_json:
         print(json.dumps(report.data, indent=1))
         return
     for line in report.lines():
         print(line)
     if report.rows:
-        _print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
+        print_table(report.headings, report.rows, right=set(range(2, len(report.headings))))
 
 
 @app.command()
@@ -293,7 +293,7 @@ def inspect(
     for headings, rows, notes in (report.head_table(), report.pair_table()):
         print()
         if rows:
-            _print_table(headings, rows)
+            print_table(headings, rows)
         for note in notes:
             print(f"· {note}")
     print(f"\n{report.memory_line()}")
@@ -316,18 +316,18 @@ def dynamics(
     """Show how scores move over training, and where they change phase."""
     from workbench.dynamics_report import dynamics_report
 
-    _check_writable(html)
+    check_writable(html)
     report = dynamics_report(runs, seed, every_seed=all_seeds, probe=probe)
     if html:
-        _write(html, report.html(step))
+        write_file(html, report.html(step))
     if as_json:
         print(json.dumps(report.data, indent=1))
         return
-    _print_table(list(report.headings), report.rows, right={1, 4, 5})
+    print_table(list(report.headings), report.rows, right={1, 4, 5})
     for line in report.lines():
         print(line)
     for fault in report.faults:
-        _say(f"· {fault}")
+        say(f"· {fault}")
 
 
 @app.command()
@@ -352,12 +352,12 @@ def check(
         null = {"models": fresh, "heads_with_a_role": roles, "outside_the_band": [asdict(share) for share in shares]}
         print(json.dumps({"hand_built": [asdict(finding) for finding in found], "fresh": null}, indent=1))
     else:
-        _print_table(
+        print_table(
             ["", "model", "what", "expected", "found"],
             [["✓" if f.right else "✗", f.model, f.what, f.expected, f.found] for f in found],
         )
         print(f"{len(found) - wrong} of {len(found)} findings on hand-built models are right\n")
-        _print_table(
+        print_table(
             ["score", "outside its 95 % band", "standard error", "scores"],
             [[s.measure, percent(s.share), percent(s.standard_error), f"{s.n:,}"] for s in shares],
             right={1, 2, 3},
@@ -415,12 +415,12 @@ def main() -> None:
             raise
         _fail(error.format_message())  # type: ignore[attr-defined]
     if code == INTERRUPTED:
-        _say("stopped; what was saved is kept, and --resume goes on with a training")
+        say("stopped; what was saved is kept, and --resume goes on with a training")
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:
-    _say(" ".join(message.split()))
+    say(" ".join(message.split()))
     sys.exit(2)
 
 
@@ -439,113 +439,3 @@ def _numbers(text: str) -> list[int]:
             f"--seeds {text}: expected a number, a range such as 0-4, or a list such as 0,2,5"
         ) from None
     return list(dict.fromkeys(numbers))
-
-
-class _Bars:
-    """A progress bar a training, with loss, held-out score and the time left. Only on a terminal."""
-
-    def __init__(self, recipes: "list[Recipe]"):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.recipes = recipes
-        console = Console(stderr=True)
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[scores]}"),
-            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self.total = self.progress.add_task("all", total=sum(r.training.steps for r in recipes) or 1, scores="")
-        self.rows = self.progress.add_task("rows", total=1, scores="", visible=False)
-        self.bars: dict[int, Any] = {}
-        self.steps = [0] * len(recipes)
-
-    def __enter__(self) -> "_Bars":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def watch(self, index: int, line: dict[str, Any]) -> None:
-        recipe = self.recipes[index]
-        self.steps[index] = line["step"]
-        self.progress.update(self.total, completed=sum(self.steps))
-        if index not in self.bars:
-            self.bars[index] = self.progress.add_task(
-                f"{recipe.name} seed {recipe.seeds.initialisation}", total=recipe.training.steps, scores=""
-            )
-        loss = "" if line["loss"] is None else f"loss {line['loss']:.3f}  "
-        self.progress.update(
-            self.bars[index],
-            completed=line["step"],
-            scores=f"{loss}held-out {percent(line['held_out_accuracy'])}",
-            visible=line["step"] < recipe.training.steps,
-        )
-
-    def measured(self, done: int, of: int) -> None:
-        self.progress.update(self.rows, completed=done, total=of, visible=True)
-
-
-def _show(made: "Table") -> None:
-    from rich.console import Console
-
-    terminal = Console()
-    columns = made.columns
-    if terminal.is_terminal and terminal.width < WIDE:
-        columns = tuple(column for column in columns if column.essential)
-    right = {i for i, column in enumerate(columns) if not column.text}
-    _print_table([column.heading for column in columns], made.cells(columns), right)
-    for note in made.data["notes"]:
-        print(f"· {note}")
-    if len(columns) < len(made.columns):
-        left_out = ", ".join(column.heading for column in made.columns if not column.essential)
-        print(f"· this terminal is too narrow for: {left_out}; --md, --csv, --tex and --json have everything")
-
-
-def _print_table(headings: list[str], rows: list[list[str]], right: set[int] | None = None) -> None:
-    """Columns keep their words whole, and the last one wraps on a narrow terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
-        last = i == len(headings) - 1
-        width = None if last else max(len(heading), *(len(row[i]) for row in rows)) if rows else len(heading)
-        align = "right" if i in (right or ()) else "left"
-        shown.add_column(heading, justify=align, no_wrap=not last, overflow="fold", min_width=width)
-    for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
-    console = Console() if Console().is_terminal else Console(width=2 * WIDE)
-    with console.capture() as captured:
-        console.print(shown)
-    print("\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n") if line.strip()))
-
-
-def _check_writable(file: Path | None) -> None:
-    """Before the work is done, not after."""
-    if file is not None and (file.is_dir() or not file.name):
-        raise WorkbenchError(f"{str(file)!r} is a folder; give a file to write to")
-    if file is None or str(file) == "-":
-        return
-    if not file.resolve().parent.is_dir():
-        raise WorkbenchError(f"{file}: no such folder {file.parent}; make it first")
-    if not os.access(file.resolve().parent, os.W_OK):
-        raise WorkbenchError(f"{file}: the folder {file.parent} cannot be written to; choose another")
-
-
-def _write(file: Path, text: str) -> None:
-    if str(file) == "-":
-        print(text, end="")
-        return
-    from workbench.files import write_atomic
-
-    try:
-        write_atomic(file, text.encode())
-    except OSError as error:
-        raise WorkbenchError(f"cannot write {file}: {error.strerror}") from None
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)

@@ -5,13 +5,12 @@ import re
 import pytest
 from browsing import PATIENCE, drawn, same_view
 from playwright.sync_api import Page, expect
+from support import SENTENCE
 
 import workbench as wb
 from circuits import attention_maps, head_scores
 from circuits.attention import contribution_maps
 from workbench.figures.style import signed
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 def hover(page: Page, panel: int, destination: int, source: int, length: int) -> str:

@@ -4,12 +4,11 @@ import re
 
 from browsing import PATIENCE, drawn, same_view
 from playwright.sync_api import expect
+from support import SENTENCE
 
 import workbench as wb
 from circuits.lens import patching
 from workbench.figures.style import signed
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 def test_a_click_on_a_cell_says_what_it_restores(visit):

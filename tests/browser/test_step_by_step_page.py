@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from browsing import PATIENCE, drawn, same_view
 from playwright.sync_api import Locator, expect
+from support import SENTENCE
 
 import workbench as wb
 from circuits.steps import predicted, step_by_step
 from workbench.wording import percent
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 def lit(cell: Locator) -> bool:

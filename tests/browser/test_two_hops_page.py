@@ -5,6 +5,7 @@ import re
 import pytest
 from browsing import PATIENCE, drawn
 from playwright.sync_api import Page, expect
+from support import SENTENCE
 
 import workbench as wb
 from circuits import attention_maps, cut, two_hops
@@ -12,8 +13,6 @@ from circuits.edges import Edge, reference
 from workbench.figures import chains_that_matter
 from workbench.figures.arcs import chain_words, one_decimal
 from workbench.wording import percent
-
-SENTENCE = "the animal did not cross the street because it was too tired , so the"
 
 
 def found():
