@@ -1,11 +1,13 @@
-"""The forward pass without some paths, written out: what a cut is checked against."""
+"""Small models to cut, and their forward pass without some paths, written out: what a cut is checked against."""
 
 import math
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from support import gpt2_bridge, native_bridge
 from torch import Tensor, nn
+from transformer_lens.model_bridge import TransformerBridge
 
 from circuits.cuts import Path
 from workbench.positions import alibi, rotate
@@ -30,6 +32,19 @@ def build(**options: Any) -> Transformer:
         if isinstance(module, LayerNorm):
             nn.init.normal_(module.w, 1, 0.3, generator=generator)
     return model
+
+
+def native(**options: Any) -> TransformerBridge:
+    return native_bridge(**SIZES | options).double()
+
+
+def gpt2() -> TransformerBridge:
+    return gpt2_bridge(n_layers=3, n_heads=3, d_model=12, n_ctx=6, d_vocab=7)
+
+
+def n_hooks(model: Any) -> int:
+    points = [module for module in model.modules() if hasattr(module, "fwd_hooks")]
+    return sum(len(point.fwd_hooks) + len(point._forward_hooks) for point in points)
 
 
 def by_hand(model: Transformer, tokens: Tensor, paths: list[Path], replacement: str) -> Tensor:

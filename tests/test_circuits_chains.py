@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_circuits_cuts import as_ours, build, distance, gpt2, n_hooks, native
+from cuts_by_hand import build, gpt2, n_hooks, native
+from paths_by_hand import distance
+from support import from_native
 from test_circuits_edges import some_examples
 from test_circuits_smallest import repeats
 from torch import Tensor
@@ -165,7 +167,7 @@ def test_value_chains_are_exact_and_add_up(norm: str) -> None:
 @torch.no_grad()
 def test_a_bridge_with_the_same_weights_gives_the_same() -> None:
     bridge, examples = native(), some_examples(2)
-    model = as_ours(bridge, bias_unembed=True)
+    model = from_native(bridge, bias_unembed=True)
     theirs, ours = two_hops(bridge, examples), two_hops(model, examples)
     assert theirs.chains == ours.chains
     assert distance(theirs.values, ours.values) <= 1e-5

@@ -7,26 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuts_by_hand import PATHS, SIZES, TOKENS, build, by_hand
+from cuts_by_hand import PATHS, TOKENS, build, by_hand, gpt2, n_hooks, native
 from paths_by_hand import distance
-from support import from_native, gpt2_bridge, native_bridge
+from support import from_native
 from torch import Tensor
 from transformer_lens import patching
-from transformer_lens.model_bridge import TransformerBridge
 
 from circuits.attention import exclusive
 from circuits.cuts import Path, cut, every_path, path_effects
 from circuits.errors import NoSuchPart, Undefined
-
-
-def native(**options: Any) -> TransformerBridge:
-    return native_bridge(**SIZES | options).double()
-
-
-def n_hooks(model: Any) -> int:
-    points = [module for module in model.modules() if hasattr(module, "fwd_hooks")]
-    return sum(len(point.fwd_hooks) + len(point._forward_hooks) for point in points)
-
 
 # The cut itself
 
@@ -68,7 +57,7 @@ def test_a_bridge_with_the_same_weights_gives_the_same(normalization: str | None
 
 @torch.no_grad()
 def test_a_cut_in_gpt2_is_what_its_parts_give() -> None:
-    model: Any = gpt2_bridge(n_layers=3, n_heads=3, d_model=12, n_ctx=6, d_vocab=7)
+    model: Any = gpt2()
     path = Path("0.2", "K", "2.1")
     _, cache = model.run_with_cache(TOKENS)
     written = cache["blocks.0.attn.hook_z"][:, :, 2] @ model.W_O[0, 2]

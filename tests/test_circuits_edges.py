@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cuts_by_hand import build, gpt2, n_hooks, native
+from paths_by_hand import distance
 from scipy import stats
-from test_circuits_cuts import as_ours, build, distance, gpt2, n_hooks, native
+from support import from_native
 from torch import Tensor
 
 from circuits.cuts import Edge, Path, cut, force
@@ -199,7 +201,7 @@ def test_knocking_out_every_source_leaves_nothing_to_read() -> None:
 @torch.no_grad()
 def test_a_bridge_with_the_same_weights_gives_the_same(what: str) -> None:
     bridge = native()
-    model = as_ours(bridge, bias_unembed=True)
+    model = from_native(bridge, bias_unembed=True)
     for replacement in ("mean", "zero", "resample"):
         results = []
         for one in (bridge, model):

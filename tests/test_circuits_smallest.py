@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_circuits_cuts import build, distance, gpt2, n_hooks, native
+from cuts_by_hand import build, gpt2, n_hooks, native
+from paths_by_hand import distance
 from torch import Tensor
 
 from circuits.cuts import Edge, cut

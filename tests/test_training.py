@@ -152,8 +152,12 @@ def test_checkpoints_are_log_spaced_and_load_as_models(tmp_path):
     [{}, {"beta1": 0.8, "beta2": 0.95}, {"weight_decay": 0.3}, {"clip": 0.2}],
     ids=["defaults", "betas", "decay", "clip"],
 )
-def test_adamw_steps_equal_torchs_on_the_same_batches(tmp_path, options):
-    """One plain loop in torch, written out: rate, decay on matrices only, clipping, loss over all positions."""
+def test_adamw_steps_equal_torchs_on_the_same_batches(tmp_path, monkeypatch, options):
+    """One plain loop in torch, written out: rate, decay on matrices only, clipping, loss over all positions.
+
+    Ours draws seven batches at a time, of 30.
+    """
+    monkeypatch.setattr("workbench.training.TOKENS_AT_ONCE", 7 * 16 * load_task("winograd").n_ctx)
     training = dataclasses.replace(TINY.training, **options)
     recipe = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, dropout=0.0), training=training)
     run = train(recipe, tmp_path / "run")

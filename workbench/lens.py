@@ -26,8 +26,8 @@ class Point(HookPoint):
 
     @property
     def watched(self) -> bool:
-        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        return bool(any(hooks) or _has_any_global_hook())
+        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return bool(own or _has_any_global_hook())
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x) if self.watched else x

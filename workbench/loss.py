@@ -33,18 +33,21 @@ class _NextTokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual: Tensor, W_U: Tensor, b_U: Tensor, targets: Tensor) -> Tensor:
         """∂loss/∂logits is softmax − one-hot, over the number of rows; so the gradients are ready with the loss."""
-        rows = max(1, LOGITS_AT_ONCE // W_U.shape[1])
-        losses, to_residual, to_W_U, to_b_U = [], [], 0, 0
-        for x, target in zip(residual.split(rows), targets[:, None].split(rows), strict=True):
-            log_probs = torch.addmm(b_U, x, W_U).log_softmax(dim=-1)
-            losses.append(-log_probs.gather(1, target).sum())
-            gradient = log_probs.exp_().scatter_add_(1, target, log_probs.new_full((1, 1), -1).expand_as(target))
-            gradient /= len(targets)
-            to_residual.append(gradient @ W_U.T)
-            to_W_U += x.T @ gradient
-            to_b_U += gradient.sum(dim=0)
-        ctx.save_for_backward(torch.cat(to_residual), to_W_U, to_b_U)
-        return torch.stack(losses).sum() / len(targets)
+        rows, n = max(1, LOGITS_AT_ONCE // W_U.shape[1]), len(targets)
+        to_residual, to_W_U, to_b_U = torch.empty_like(residual), torch.zeros_like(W_U), torch.zeros_like(b_U)
+        loss, minus_one, ones = residual.new_zeros(()), residual.new_tensor(-1), residual.new_ones(rows)
+        parts = (x.split(rows) for x in (residual, targets[:, None], to_residual))
+        for x, target, to_x in zip(*parts, strict=True):
+            logits = torch.addmm(b_U, x, W_U)
+            loss += (logits.amax(1) - logits.gather(1, target)[:, 0]).sum()
+            gradient = logits.softmax(1)
+            loss -= gradient.amax(1).log().sum()  # what the largest logit lacks to the sum of all
+            gradient.scatter_add_(1, target, minus_one.expand_as(target))
+            torch.addmm(to_x, gradient, W_U.T, beta=0, alpha=1 / n, out=to_x)
+            to_W_U.addmm_(x.T, gradient, alpha=1 / n)
+            to_b_U.addmv_(gradient.T, ones[: len(x)], alpha=1 / n)
+        ctx.save_for_backward(to_residual, to_W_U, to_b_U)
+        return loss / n
 
     @staticmethod
     @once_differentiable

@@ -59,6 +59,8 @@ Progress = Callable[[dict[str, Any]], None]
 
 LOGITS_AT_ONCE = 2**24
 """Numbers: 64 MB, and as much again for their logarithms."""
+TOKENS_AT_ONCE = 2**15
+"""Drawn at once, in batches: right after a step the processor's caches hold nothing of what draws one."""
 LEAST_PROBED = 24
 """Steps that are probed."""
 
@@ -161,6 +163,8 @@ class Trainer:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     """Training losses since the last logged step."""
+    drawn: dict[int, Int[Tensor, "example position"]] = field(default_factory=dict)
+    """Batches of the steps to come."""
     checkpoints: dict[str, str] = field(default_factory=dict)
     """The hash of each that was written."""
 
@@ -239,7 +243,7 @@ class Trainer:
 
     def _update(self) -> None:
         training = self.recipe.training
-        tokens = self.task.batch(self.recipe.seeds.batches, self.step, training.batch).to(self.model.W_E.device)
+        tokens = self._batch().to(self.model.W_E.device)
         if self.recipe.model.dropout:
             torch.manual_seed(self.recipe.seeds.batches * 1_000_003 + self.step)
         for group in self.optimizer.param_groups:
@@ -259,6 +263,14 @@ class Trainer:
                 f"{self.recipe.name} diverged: the loss of step {self.step} is {self.losses[-1]}; "
                 "lower lr, add warmup, or clip the gradient"
             )
+
+    def _batch(self) -> Int[Tensor, "example position"]:
+        """The sequences of this step."""
+        if self.step not in self.drawn:
+            steps = max(1, TOKENS_AT_ONCE // (self.recipe.training.batch * self.task.n_ctx))
+            seed, size = self.recipe.seeds.batches, self.recipe.training.batch
+            self.drawn = {step: self.task.batch(seed, step, size) for step in range(self.step, self.step + steps)}
+        return self.drawn.pop(self.step)
 
     def _log(self, progress: Progress) -> None:
         scores = evaluate(self.model, self.task)

@@ -34,7 +34,7 @@ from workbench.lens import HookedConfig, Lens, Point
 from workbench.loss import next_token_loss
 from workbench.positions import alibi, rotate, sinusoids
 from workbench.recipes import ModelConfig
-from workbench.short import FEW, attend_to_few
+from workbench.short import FEW, attend_to_few, packed
 from workbench.vocabulary import Vocabulary
 
 
@@ -61,7 +61,7 @@ class Transformer(Lens):
             self.hook_pos_embed = Point()
         elif config.positions == "shortformer":  # not part of the residual stream: caches must not list it as such
             self.hook_shortformer_pos = Point()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = TypedModuleList([Block(config, self.cfg) for _ in range(config.n_layers)])
         self.ln_final = LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.unembed = TiedUnembed(config, self.embed) if config.tied_unembedding else Unembed(config)
@@ -203,6 +203,13 @@ class Transformer(Lens):
         return sum(p.numel() for p in self.parameters())
 
 
+class Dropout(nn.Dropout):
+    """One that costs nothing where the probability is 0."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) if self.p else x
+
+
 class Block(nn.Module):
     """Attention, then a feed-forward layer (unless attention-only), each added to the residual stream."""
 
@@ -212,7 +219,7 @@ class Block(nn.Module):
         super().__init__()
         self.config, self.cfg = config, cfg
         self.attn = (TiedAttention if config.query_key == "tied" else Attention)(config, cfg)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.hook_attn_in = Point()
         self.hook_attn_out = Point()
         self.hook_resid_pre = Point()
@@ -297,7 +304,7 @@ class Attention(nn.Module):
         _weight(self, "W_O", (h, d, m), None if learns_o or own_slice is None else own_slice.transpose(1, 2))
         _weight(self, "b_O", (m,), None if learns_o and config.bias_out else torch.zeros(m))
 
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.hook_q_input, self.hook_k_input, self.hook_v_input = Point(), Point(), Point()
         self.hook_q, self.hook_k, self.hook_v = Point(), Point(), Point()
         self.hook_attn_scores, self.hook_pattern = Point(), Point()
@@ -355,10 +362,8 @@ class Attention(nn.Module):
 
     def _all_at_once(self, x: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, ...]:
         """Queries, keys and values [batch, position, head, d_head] by one product instead of three."""
-        h, m, d = self.W_V.shape
-        W = torch.cat((self.W_Q, self.W_K, self.W_V)).transpose(0, 1).reshape(m, 3 * h * d)
-        b = torch.cat((self.b_Q, self.b_K, self.b_V)).flatten()
-        return F.linear(x, W.T, b).unflatten(-1, (3, h, d)).unbind(2)
+        W, b = packed((self.W_Q, self.W_K, self.W_V), (self.b_Q, self.b_K, self.b_V))
+        return F.linear(x, W.T, b).unflatten(-1, (3, *self.b_V.shape)).unbind(2)
 
 
 class TiedAttention(Attention):
@@ -405,7 +410,8 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
         if unwatched(self, self.hook_scale, self.hook_normalized):
-            return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
+            w = self.w
+            return torch.layer_norm(x, w.shape, w, self.b, self.eps)
         x = x - x.mean(dim=-1, keepdim=True)
         scale = self.hook_scale((x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt())
         return self.hook_normalized(x / scale) * self.w + self.b
