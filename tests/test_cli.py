@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from workbench.recipes import shipped_names
-from workbench.tasks import task_names
+from workbench.tasks import load, task_names
 
 PROMPT = "the animal did not cross the street because it was too tired , so the"
 
@@ -74,6 +74,10 @@ def test_attention_gives_the_models_own_numbers(workbench, tmp_path):
     assert code == 0 and "head 1.3" in out and "plotly" in page.read_text().lower()
 
 
+LOTS = ",".join(f"0.{i:03}" for i in range(1, 101))
+THOUSANDS = [part for name in ("lr", "beta1", "beta2") for part in ("--set", f"{name}={LOTS}")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -92,7 +96,16 @@ def test_attention_gives_the_models_own_numbers(workbench, tmp_path):
         (["table", "winograd", "--csv", "/"], "is a folder; give a file to write to"),
         (["attention", "winograd-2", "the", "--html", "."], "is a folder; give a file to write to"),
         (["app", "--address", "nonsense"], "cannot open nonsense, port 8501"),
-        (["train", "winograd-2", "--steps", "0"], "steps = 0: expected at least 1"),
+        (["train", "winograd-2", "--seeds", "0-" + "9" * 20], "--seeds 0-99999999999999999999: expected a number"),
+        (["train", "winograd-2", "--seeds", "0-9999," * 11_000 + "0"], "a list such as 0,2,5; 10,000 at most"),
+        (["train", "winograd-2", "--seeds", "\x1b[2J"], r"--seeds \x1b[2J: expected a number"),
+        (["train", "winograd-2", "--steps", "0"], "steps = 0: expected 1 to 1,000,000,000"),
+        (["train", "shakespeare-12", "--steps", "1" + "0" * 400], "0: expected 1 to 1,000,000,000"),
+        (["train", "winograd-2", *THOUSANDS], "--set: 1,000,000 combinations; expected at most 10,000"),
+        (
+            ["train", "winograd-2", *THOUSANDS[:2], "--seeds", "0-999"],
+            "100 settings of 1,000 seeds are more than",
+        ),
         (["train", "absent.toml"], "absent.toml: no such recipe file"),
         (["tasks", "winogrand"], "unknown task 'winogrand'; nearest: winograd"),
         (["table", "winogrand"], "unknown table 'winogrand'; nearest: winograd"),
@@ -143,6 +156,21 @@ def test_all_tables_are_written_with_a_page_about_them(workbench, tmp_path, monk
     assert made == {"parameters.json", "parameters.md", "bigram.json", "bigram.md"}
     page = (tmp_path / "results.md").read_text()
     assert "`workbench table all --trained --folder" in page and "Not run: bigram-0." in page
+
+
+def test_without_the_text_the_tables_that_need_none_are_made(workbench, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.tables.TABLES", {"ladder": "a text", "parameters": "numbers"})
+    monkeypatch.delenv("WORKBENCH_SHAKESPEARE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load._load.cache_clear()
+    (tmp_path / "results.md").write_text("an older page")
+    code, _, err = workbench("table", "all", "--budget", "quick", "--folder", str(tmp_path), "--jobs", "1")
+    assert code == 2 and err == (
+        "ladder, and the page on all, are not written: the text of shakespeare is not here; "
+        "run: workbench data fetch shakespeare (or add --from FILE for a copy you have)\n"
+    )
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"parameters.json", "parameters.md"}
+    assert (tmp_path / "results.md").read_text() == "an older page"
 
 
 def test_a_text_is_taken_from_a_copy(workbench, made_up_text, tmp_path, monkeypatch):

@@ -43,8 +43,12 @@ def test_a_named_copy_is_read_where_it_lies(tmp_path, monkeypatch):
     (tmp_path / "copy.txt").write_text(TEXT)
     monkeypatch.setenv("WORKBENCH_SHAKESPEARE", str(tmp_path / "copy.txt"))
     assert read_corpus("shakespeare") == TEXT
+    advice = "unset WORKBENCH_SHAKESPEARE, then run: workbench data fetch shakespeare"
     (tmp_path / "copy.txt").write_text(TEXT.upper())
-    with pytest.raises(NoCorpus, match=r"copy\.txt is not the text of shakespeare"):
+    with pytest.raises(NoCorpus, match=rf"^WORKBENCH_SHAKESPEARE = .*copy\.txt is not the text of .*; {advice}$"):
+        read_corpus("shakespeare")
+    (tmp_path / "copy.txt").unlink()
+    with pytest.raises(NoCorpus, match=rf"^cannot read WORKBENCH_SHAKESPEARE = .*copy\.txt \(No such .*; {advice}$"):
         read_corpus("shakespeare")
 
 

@@ -66,3 +66,29 @@ def test_a_uniform_guess_costs_the_logarithm_of_the_vocabulary():
     *_, targets = parts()
     guess = next_token_loss(torch.zeros(ROWS, WIDTH), torch.zeros(WIDTH, WORDS), torch.zeros(WORDS), targets)
     assert guess.item() == pytest.approx(math.log(WORDS), rel=1e-6)
+
+
+def test_autocast_and_torchs_transforms_take_torchs_own_loss(monkeypatch):
+    """They cannot enter an operation with a gradient of its own."""
+    model = build().train()
+    tokens = torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", 3 * 20)
+    expected = model.training_loss(tokens)
+    expected.backward()
+    weights = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
+
+    class Lossy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens):
+            return self.model.training_loss(tokens)
+
+    slopes = torch.func.grad(lambda given: torch.func.functional_call(Lossy(), given, tokens))(weights)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(slopes[f"model.{name}"], weight.grad, rtol=1e-4, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model.training_loss(tokens)
+    low.backward()
+    torch.testing.assert_close(low.item(), expected.item(), rtol=0.02, atol=0)

@@ -103,6 +103,7 @@ def test_no_null_is_claimed_where_none_is_known():
     assert any("No null of it is known here" in caption for caption in captions(app))
 
 
+EMPTY = {"table": "winograd", "title": "", "command": "", "versions": {}, "trained_with": [], "notes": [], "rows": []}
 BAD = {
     "half.json": ('{"table": "winograd", "ti', "half.json is damaged or half written"),
     "empty.json": ("", "empty.json is damaged or half written"),
@@ -110,10 +111,9 @@ BAD = {
     "foreign.json": ('{"name": "package", "version": "1"}', "foreign.json is no table"),
     "nan.json": ('{"rows": [NaN]}', "NaN is no number of a table"),
     "deep.json": ("[" * 100_000, "deep.json is damaged or half written"),
-    "other.json": ('{"table": "x", "title": "", "command": "", "versions": {}, "notes": [], "rows": []}',
-                   "no table is called 'x'"),
-    "rows.json": ('{"table": "winograd", "title": "", "command": "", "versions": {}, "notes": [], "rows": [3]}',
-                  "has rows without a budget"),
+    "other.json": (json.dumps(EMPTY | {"table": "x"}), "no table is called 'x'"),
+    "rows.json": (json.dumps(EMPTY | {"rows": [3]}), "has rows without a budget"),
+    "trained.json": (json.dumps(EMPTY | {"trained_with": "x"}), "trained.json is no table"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from workbench.recipes import (
     parse_recipe,
     recipe_names,
 )
+from workbench.runs import build_model
+from workbench.tasks import load_task
 
 
 def parse(**raw):
@@ -138,6 +141,31 @@ def test_the_hash_covers_what_changes_the_weights_and_nothing_else():
     assert len({recipe.sha256, *(r.sha256 for r in changed)}) == 5
     assert recipe.with_seed(1).experiment == recipe.experiment
     assert recipe.with_seed(1, split=True).experiment != recipe.experiment
+
+
+@pytest.mark.parametrize("few", [32, 0])
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"positions": "rotary"}, {"positions": "shortformer"}])
+def test_the_count_of_a_step_has_the_patterns_that_are_kept_and_no_others(monkeypatch, options, few):
+    """Against the tensors that autograd packs away; with many narrow heads, whose patterns are most of it."""
+    monkeypatch.setattr("workbench.transformer.FEW", few)
+    task, kept = load_task("winograd"), {}
+    sizes = {"n_layers": 2, "n_heads": 64, "d_head": 2, "d_model": 8, "d_mlp": 0}
+    model = build_model(Recipe("small", "winograd", model=ModelConfig(**sizes | options)), task).train()
+    tokens = task.train[:8].clone()
+
+    def packed(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other comes to lie there
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        model.training_loss(tokens).backward()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held = sum(t.untyped_storage().nbytes() for where, t in kept.items() if where not in weights)
+    patterns = 4 * 8 * 2 * 64 * 17**2
+    counted = 4 * model.config.numbers_of_step(8, 17, few)
+    assert held / 3 <= counted <= held
+    explicit = "dropout" in options or (few and not options)
+    assert (counted >= patterns) == (held >= patterns) == bool(explicit)
 
 
 def test_a_shorter_budget_shortens_the_warmup():

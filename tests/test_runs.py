@@ -3,16 +3,17 @@
 import hashlib
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 
 import workbench as wb
 from workbench.content import content
-from workbench.errors import BadRun, UnknownName
+from workbench.errors import BadRun, UnknownName, WorkbenchError
 from workbench.files import write_atomic
 from workbench.recipes import load_recipe, shipped_names
-from workbench.runs import list_runs, read_metrics, run_folder, write_results
+from workbench.runs import list_runs, read_metrics, run_folder, runs_folder, write_results
 from workbench.training import evaluate, train
 
 
@@ -45,6 +46,23 @@ def test_every_shipped_model_was_made_by_the_train_command_and_scores_what_it_sa
     scores = evaluate(run.model, run.task)
     assert scores.accuracy == pytest.approx(run.held_out_accuracy, abs=1e-3)
     assert scores.loss == pytest.approx(run.results["held_out"]["loss"], abs=1e-4)
+
+
+def test_the_runs_folder_may_be_named_from_home_and_leads_somewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WORKBENCH_RUNS", "~/mine")
+    assert runs_folder() == tmp_path / "mine"
+    monkeypatch.setenv("WORKBENCH_RUNS", "~nobody-of-this-name/mine")
+    with pytest.raises(WorkbenchError, match=r"~nobody-of-this-name/mine leads nowhere \(.*\); name a folder"):
+        list_runs()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="such a path is resolved there, and refused on opening")
+def test_links_in_a_circle_are_no_runs_folder(tmp_path, monkeypatch):
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "loop"))
+    with pytest.raises(WorkbenchError, match=r"leads nowhere \(.*\); name a folder"):
+        list_runs()
 
 
 def test_shipped_models_are_small():

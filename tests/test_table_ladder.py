@@ -72,7 +72,7 @@ def test_a_figure_that_rises_when_training_ends_is_said_to_depend_on_it(tmp_path
         "rise": 2.0,
         "rise_per_nat": pytest.approx(4.0),
     }
-    row = {"model": "shakespeare-2", "held_out_perplexity": {"mean": 38.0, "per_seed": [38.0]},
+    row = {"model": "shakespeare-2", "held_out_perplexity": figure(38.0),
            "train_perplexity": 14.49 * math.e, "on_the_way": way}  # fmt: skip
     (said,) = ladder.discussion([row])
     assert "6.3% below the source" in said and "it would be 42.00, 3.5% above the source" in said
@@ -108,13 +108,18 @@ def test_without_the_text_it_says_how_to_get_it(monkeypatch, tmp_path):
         order("ladder", 1, "quick").make(jobs=1)
 
 
+def figure(mean: float, *seeds: float, half: float = 4.0):
+    """A held-out perplexity as a row has it."""
+    return {"mean": mean, "interval": [mean - half, mean + half], "per_seed": list(seeds or [mean])}
+
+
 def test_what_agrees_is_within_four_percent():
     """The published figures agree with themselves, and no longer when they are off by five percent."""
     for off, agrees in ((1.0, True), (1.05, False)):
         rows = [
             {
                 "model": name,
-                "held_out_perplexity": {"mean": ladder.SOURCE[name] * off},
+                "held_out_perplexity": figure(ladder.SOURCE[name] * off),
                 "train_perplexity": ladder.SOURCE_TRAINING.get(name, 1) * off,
                 "parameters_added": ladder.ADDED.get(name, 0),
             }
@@ -123,6 +128,57 @@ def test_what_agrees_is_within_four_percent():
         made = {each.what: each.agrees for each in ladder.compared(rows) if each.agrees is not None}
         exact = made.pop("+ LayerNorm: one block, parameters added")
         assert exact and len(made) == 6 and set(made.values()) == {agrees}
+
+
+def differences(norm: float) -> dict[str, bool | None]:
+    """What agrees of differences that are the published ones but for LayerNorm's, which is worth so much."""
+    held_out = {
+        "shakespeare-average": 248.0, "shakespeare-average-positions": 248.0 - 2.14,
+        "shakespeare-average-added": 61.0, "shakespeare-head": 47.0, "shakespeare-head-replacing": 56.0,
+        "shakespeare-4-heads": 44.0, "shakespeare-mlp": 40.0, "shakespeare-1": 40.0 - norm,
+    }  # fmt: skip
+    rows = [
+        {"model": name, "held_out_perplexity": figure(mean), "train_perplexity": 18.0, "parameters_added": 0}
+        for name, mean in held_out.items()
+    ]
+    return {each.what: each.agrees for each in ladder.compared(rows) if each.what.endswith("better by")}
+
+
+@pytest.mark.parametrize(
+    ("norm", "agrees"),
+    [(1.8, True), (2.2, True), (1.4, True), (2.3, False), (1.3, False), (-1.8, False), (-6.25, False)],
+)
+def test_a_difference_agrees_by_its_sign_and_size(norm, agrees):
+    """Published: 1.8 better; a quarter of that is .45."""
+    found = differences(norm)
+    assert found.pop("LayerNorm: better by") is agrees
+    assert len(found) == 4 and all(found.values())
+
+
+def two_rungs(one: float, *seeds: float):
+    """One block and two, two blocks with these seeds; two blocks fit better."""
+    mean = sum(seeds) / len(seeds)
+    return [
+        {"model": name, "rung": ladder.RUNGS[name], "held_out_perplexity": held_out, "train_perplexity": train,
+         "parameters_added": 768, "tokens_seen": 24_576_000, "on_the_way": None}
+        for name, held_out, train in (
+            ("shakespeare-1", figure(one), 18.77), ("shakespeare-2", figure(mean, *seeds), 14.49),
+        )
+    ]  # fmt: skip
+
+
+def test_a_rung_with_more_seeds_says_so_and_what_seed_0_says_alone():
+    """Published: 40.57. Seed 0 at 38.0 is 6.3 % below it, the mean, 40.0, within 4 %."""
+    rows = two_rungs(38.5, 38.0, 41.0, 41.0)
+    shown = {each.what: (each.ours, each.agrees) for each in ladder.compared(rows)}
+    assert shown["two blocks"] == ("40.00 (36.00–44.00; 38.00 41.00 41.00)", True)
+    assert shown["+ LayerNorm: one block"] == ("38.50 (34.50–42.50)", True)
+    said = " ".join(ladder.discussion(rows))
+    assert "3 seeds, the other rungs 1.** Seed 0 alone is 38.00, 6.3% below the source, and would differ" in said
+    assert "compares 3 seeds with one seed: 2 of 3 are above 38.50 (seed 0: 38.00), and the intervals overlap." in said
+    near = " ".join(ladder.discussion(two_rungs(38.5, 40.0, 40.0, 41.0)))
+    assert "Seed 0 alone is 40.00, 1.4% below the source;" in near
+    assert "other rungs" not in " ".join(ladder.discussion(two_rungs(38.5, 40.0)))
 
 
 # The committed ladder.
@@ -147,3 +203,15 @@ def test_the_committed_ladder_meets_the_published_figures(committed):
     assert figures == sorted(figures, reverse=True)
     assert held_out["shakespeare-1"] < held_out["shakespeare-2"]
     assert rows["shakespeare-2"]["train_perplexity"] < rows["shakespeare-1"]["train_perplexity"]
+
+
+def test_the_committed_ladder_says_what_its_intervals_allow(committed):
+    """Of 6 steps from the average to one block the intervals overlap in 4, by the table; LayerNorm is 33 % off."""
+    agrees = {each.what: each.agrees for each in ladder.compared(committed["rows"])}
+    assert [what for what, is_so in agrees.items() if is_so is False] == ["LayerNorm: better by"]
+    said = {each.split("**")[1]: each for each in ladder.discussion(committed["rows"])}
+    assert "The intervals overlap in 4 of these 6 steps." in said["Every piece pays."]
+    assert (
+        "35.52–45.75 (one seed) and 33.83–42.49 (one seed); the 3 seeds of two blocks span 38.63–41.64."
+        in (said["LayerNorm: better by 2.40"])
+    )

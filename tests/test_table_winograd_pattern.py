@@ -128,9 +128,26 @@ def test_comparison_and_discussion(made):
     assert [each.agrees for each in found] == [False, False, False, False, True, False]
     said = " ".join(winograd_pattern.discussion(rows))
     assert "Of our 2 seeds of winograd-2 0 read so:" in said and "docs/evidence.md" in said
+    shares = {seed: {"x": 0.1, "y": 0.1, "adjective": 0.1, "rest": 0.7 - 0.2 * seed} for seed in (0, 1)}
+    said = " ".join(winograd_pattern.discussion([
+        row | {"by_role": dict.fromkeys(("x", "y"), shares[row["seed"]])} for row in rows
+    ]))  # fmt: skip
+    assert "x, y and the adjective together 0.50–0.70; in block 2" in said and "and the rest 0.50–0.70, alth" in said
     for some in ([], *([row] for row in rows)):
         assert all(isinstance(each, str) for each in winograd_pattern.discussion(some))
         assert all(each.source for each in winograd_pattern.compared(some))
+
+
+def test_every_adjective_is_shown_of_every_block_and_seed(made, task):
+    """Four figures each, in the order of the note, and the rest on a narrow terminal too."""
+    table, _ = made
+    assert tuple(task.answer_of) == winograd_pattern.ADJECTIVES
+    head, _, *lines = [line.strip("| ").split(" | ") for line in table.markdown().splitlines() if line[:1] == "|"]
+    for row, line in zip(table.data["rows"], lines, strict=True):
+        for adjective, shares in row["attention"].items():
+            figures = [float(figure) for figure in line[head.index(adjective)].split()]
+            assert figures == pytest.approx([shares[at] for at in ("x", "y", "adjective", "rest")], abs=0.0051)
+    assert {"of x: rest", "of y: rest"} <= {column.heading for column in table.columns if column.essential}
 
 
 def test_faces(made):

@@ -1,6 +1,7 @@
 """The engine of the tables: shape, provenance, faces, what is kept and what is made anew; on tiny budgets."""
 
 import csv
+import hashlib
 import io
 import json
 import multiprocessing
@@ -29,7 +30,8 @@ ROW_KEYS = {
     "model", "task", "budget", "seeds", "held_out_accuracy", "wrong_noun", "other_word", "train_accuracy",
     "parameters", "steps", "seconds", "recipe_sha256", "chance", "shortcuts",
 }  # fmt: skip
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS, SHIPPED = ROOT / "docs" / "results", ROOT / "models"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,50 @@ def test_the_faces_show_the_same_figures(made):
         assert data["command"] in face and "percentile bootstrap over seeds and noun pairs" in face
 
 
+def test_a_row_is_kept_with_the_hash_of_its_fields(made, kept):
+    for file in (kept / "tables" / "winograd").glob("*.json"):
+        row = json.loads(file.read_text())
+        sha256 = row.pop("sha256")
+        assert row in made.data["rows"] and engine.kept_row(file) == row
+        assert sha256 == hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+def test_a_table_says_what_its_runs_were_trained_with(made, kept, tmp_path, monkeypatch):
+    here = ", ".join(f"{name} {version}" for name, version in made.data["versions"].items())
+    hand = json.loads((SHIPPED / "winograd-1-hand" / "run.json").read_text())["versions"]
+    before = ", ".join(f"{name} {version}" for name, version in hand.items())
+    assert made.data["trained_with"] == sorted({before, here})  # all others are trained here
+    assert made.markdown().endswith(f"\n- {here}\n- trained with {'; '.join(sorted({before, here}))}\n")
+    assert f"\n% trained with {'; '.join(sorted({before, here}))}\n" in made.tex()
+    table = Table(made.data | {"trained_with": [here]}, made.columns)
+    assert table.markdown().endswith(f"\n- {here}\n") and "trained with" not in table.markdown() + table.tex()
+
+
+def test_versions_of_rows_that_were_not_run_are_none_of_the_table(monkeypatch):
+    asked = tiny("winograd", monkeypatch)
+    rows = [{**plan.label, "budget": "not run"} for plan in asked.plans]
+    assert asked.tabulate(rows).data["trained_with"] == []
+
+
+def test_the_note_on_seconds_stands_where_the_column_is(made, monkeypatch):
+    assert engine.SECONDS in made.data["notes"]
+    columns = tuple(column for column in winograd.COLUMNS if column.heading != "seconds")
+    monkeypatch.setattr(winograd, "COLUMNS", columns)
+    asked = tiny("winograd", monkeypatch)
+    rows = [row if row["budget"] == "exact" else {"model": row["model"], "budget": "not run"}
+            for row in made.data["rows"]]  # fmt: skip
+    assert engine.SECONDS not in asked.tabulate(rows).data["notes"]
+    monkeypatch.undo()
+    assert engine.SECONDS in asked.tabulate(rows).data["notes"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_letter_of_the_committed_tables_is_one_that_latex_knows(name):
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    lines = Table(data, order(name, 1, "quick").module.COLUMNS).tex().splitlines()
+    assert [line for line in lines if not line.startswith("%") and not line.isascii()] == []
+
+
 def test_latex_is_escaped():
     column = Column("50 % of a_b", lambda row: row["text"])
     data = {
@@ -119,6 +165,7 @@ def test_latex_is_escaped():
         "command": "c",
         "notes": [],
         "versions": {},
+        "trained_with": [],
         "rows": [{"text": "x & y → {1}", "budget": "full"}],
     }
     tex = Table(data, (column,)).tex()
@@ -171,11 +218,19 @@ def test_a_damaged_row_is_measured_again_and_said(made, kept, monkeypatch, capsy
     monkeypatch.setenv("WORKBENCH_RUNS", str(kept))
     trained, measured = counted(monkeypatch)
     files = sorted((kept / "tables" / "winograd").glob("*.json"))
-    damaged = {files[0]: files[0].read_bytes()[:100], files[1]: b"[]"}
+    whole = [json.loads(file.read_text()) for file in files]
+    other = whole[4]["held_out_accuracy"] | {"mean": 0.123}  # a figure that was edited
+    damaged = dict(zip(files, [
+        files[0].read_bytes()[:100],
+        b"[]",
+        b'{"what": "x", "budget": "exact"}',
+        json.dumps(whole[3] | {"sha256": 3}).encode(),
+        json.dumps(whole[4] | {"held_out_accuracy": other}).encode(),
+    ], strict=False))  # fmt: skip
     for file, data in damaged.items():
         file.write_bytes(data)
     again = tiny("winograd", monkeypatch).make(jobs=1)
-    assert again.data == made.data and not trained and len(measured) == 2
+    assert again.data == made.data and not trained and len(measured) == len(damaged)
     said = capsys.readouterr().err
     for file in damaged:
         assert f"{file} is damaged; the row is measured again" in said

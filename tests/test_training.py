@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from support import interrupted
 
 from workbench.content import content
-from workbench.errors import BadRun, WorkbenchError
+from workbench.errors import BadRecipe, BadRun, WorkbenchError
 from workbench.recipes import ModelConfig, Recipe, Seeds, TrainingConfig, load_recipe
 from workbench.runs import build_model, load
 from workbench.sweeps import train_many
 from workbench.tasks import load_task
-from workbench.training import Trainer, checkpoint_steps, evaluate, train
+from workbench.training import Trainer, check_step, checkpoint_steps, evaluate, train
+from workbench.transformer import Transformer
 
 TINY = Recipe(
     name="tiny",
@@ -212,11 +213,60 @@ def test_dropout_follows_the_seed_of_the_batches():
     assert loss(1) == loss(1) != loss(2)
 
 
-def test_a_training_that_diverges_is_stopped(tmp_path):
-    wild = dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, lr=1e30, warmup=0))
-    with pytest.raises(WorkbenchError, match=r"tiny diverged: the loss of step \d+ is (nan|inf); lower lr"):
-        train(wild, tmp_path / "run")
-    assert not (tmp_path / "run" / "run.json").exists()
+def wild(steps: int, model: dict | None = None, **options) -> Recipe:
+    training = dataclasses.replace(TINY.training, **{"steps": steps, "lr": 1e38, "warmup": 0} | options)
+    return dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, **model or {}), training=training)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (wild(30), r"the loss of step \d+ is (nan|inf); lower lr, add warmup, or clip the gradient$"),
+        (wild(1), "the held-out loss of step 1 is (nan|inf); lower lr, add warmup, or clip the gradient$"),
+        (wild(1, probes=("heads",)), "the held-out loss of step 1 is (nan|inf); lower lr"),
+        (wild(0, {"init_scale": 1e30}), "the held-out loss of step 0 is (nan|inf); lower init_scale$"),
+    ],
+)
+def test_a_training_that_diverges_is_stopped_and_stands_in_no_others_way(tmp_path, recipe, said):
+    for _ in range(2):
+        with pytest.raises(WorkbenchError, match=f"^tiny diverged: {said}"):
+            train(recipe, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    assert train(TINY.with_steps(2), tmp_path / "run").results["steps"] == 2
+
+
+def test_a_training_that_diverges_keeps_what_others_put_into_its_folder(tmp_path):
+    """Its recipe too, where it was trained from that very file."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(wild(1).to_toml())
+    (tmp_path / "run" / "notes.txt").write_text("precious")
+    with pytest.raises(WorkbenchError, match="diverged"):
+        train(wild(1), tmp_path / "run")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["notes.txt", "recipe.toml"]
+
+
+def test_a_training_that_diverges_after_a_save_keeps_it_and_says_so(tmp_path, monkeypatch):
+    """At the last update, after which no loss is computed; and what was saved is kept."""
+    update = Trainer._update
+
+    def diverge(trainer):
+        update(trainer)
+        if trainer.step == 30:
+            torch.nn.init.constant_(trainer.model.W_E, float("inf"))
+
+    monkeypatch.setattr(Trainer, "_update", diverge)
+    with pytest.raises(WorkbenchError, match=rf"step 30 is nan; lower lr.*, and move {tmp_path / 'run'} away$"):
+        train(TINY, tmp_path / "run")
+    there = {p.name for p in (tmp_path / "run").iterdir()}
+    assert there == {"recipe.toml", "metrics.jsonl", "checkpoints", "trainer.safetensors"}
+
+
+def test_a_score_that_is_not_finite_is_no_result(tmp_path, monkeypatch):
+    """On the sequences trained on, say, whose loss is computed at the very end only."""
+    monkeypatch.setattr("workbench.training._figures", lambda scores: [scores["loss"], float("inf")])
+    with pytest.raises(WorkbenchError, match="tiny diverged: the score of step 2 is inf"):
+        train(TINY.with_steps(2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -251,6 +301,115 @@ def test_one_process_at_a_time_trains_a_run(tmp_path):
             train(TINY, tmp_path / "run", resume=True)
 
     train(TINY, tmp_path / "run", progress=meanwhile)
+
+
+def test_two_links_to_one_folder_are_one_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / "up").symlink_to(".")
+
+    def meanwhile(line):
+        for path in ("run", "up/link"):
+            with pytest.raises(BadRun, match="another process is training"):
+                train(TINY, tmp_path / path, resume=True)
+
+    assert train(TINY, tmp_path / "link", progress=meanwhile).path == tmp_path / "run"
+
+
+def test_links_in_a_circle_are_no_folder(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(WorkbenchError, match=r"cannot write to .*loop") as error:
+        train(TINY, tmp_path / "loop" / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_training_does_not_write_through_a_link_to_checkpoints(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(TINY.to_toml())
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadRun, match=r"run/checkpoints is a link, .*; put a folder in its place"):
+        train(TINY, tmp_path / "run")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_no_batch_is_drawn_that_no_step_trains_on(tmp_path, monkeypatch):
+    drawn, kind = [], type(load_task("winograd"))
+    batch = kind.batch
+
+    def counted(task, seed, step, size):
+        if size == TINY.training.batch:  # not the one that is asked for its length
+            drawn.append(step)
+        return batch(task, seed, step, size)
+
+    monkeypatch.setattr(kind, "batch", counted)
+    train(TINY, tmp_path / "run")
+    assert drawn == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("options", "widest"),
+    [
+        ({}, 36), ({"d_mlp": 100_000}, 100_000), ({"n_heads": 512, "d_head": 1}, 512 * 15),
+        ({"n_heads": 2, "d_head": 10_000}, 60_000), ({"d_mlp": 1_000_000}, 1_000_000),
+        ({"n_layers": 0, "d_mlp": 100_000}, 36),
+    ],
+)  # fmt: skip
+def test_scoring_takes_as_many_sequences_at_once_as_fit(monkeypatch, options, widest):
+    """All 512 of a small model; never more than 2**24 numbers of the widest of what is computed, but one sequence."""
+    task, seen = load_task("winograd"), []
+    config = ModelConfig(**{"n_layers": 1, "n_heads": 1, "d_model": 2} | options)
+    model = build_model(dataclasses.replace(TINY, model=config), task)
+
+    def forward(model, tokens):
+        seen.append(len(tokens))
+        return torch.zeros(*tokens.shape, len(task.vocabulary))
+
+    monkeypatch.setattr(Transformer, "forward", forward)
+    evaluate(model, task)
+    length = max(task.scored) + 1
+    assert max(seen) == min(512, len(task.held_out), max(1, 2**24 // (length * widest)))
+    assert sum(seen) == len(task.held_out)
+
+
+def test_memory_that_does_not_suffice_is_said_in_one_line_and_what_was_saved_is_kept(tmp_path, monkeypatch, reference):
+    """Whatever asks for it; here for more than any machine can address."""
+    update = Trainer._update
+    asked = [lambda: torch.empty(2**46), lambda: bytearray(2**62)]
+
+    def hungry(trainer):
+        if trainer.step == 15:
+            asked.pop()()
+        update(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", hungry)
+        while asked:
+            with pytest.raises(BadRecipe, match=r"^tiny does not fit into memory; give a smaller .*; what .* is kept$"):
+                train(TINY, tmp_path / "run", resume=True)
+    assert files(train(TINY, tmp_path / "run", resume=True).path) == reference
+
+
+def test_other_errors_of_torch_are_not_taken_for_want_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_update", lambda trainer: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        train(TINY, tmp_path / "run")
+
+
+def test_a_step_holds_what_is_trained_four_times(monkeypatch):
+    """Weights, gradients and Adam's two moments; a machine with a byte less than that is too small."""
+    task, cpu = load_task("winograd"), torch.device("cpu")
+    model = build_model(TINY, task)
+    trained = sum(p.numel() for p in model.parameters())
+    needed = 4 * (4 * trained + model.config.numbers_of_step(16, 17, few=32))
+    monkeypatch.setattr("workbench.training.machine_bytes", lambda device: needed)
+    check_step(TINY, model.config, 17, cpu, trained)
+    monkeypatch.setattr("workbench.training.machine_bytes", lambda device: needed - 1)
+    check_step(TINY, model.config, 17, cpu)
+    with pytest.raises(BadRecipe, match="give a smaller batch or model"):
+        check_step(TINY, model.config, 17, cpu, trained)
+    with pytest.raises(BadRecipe, match="give a smaller batch or model"):
+        Trainer.build(TINY, Path("unused"))
 
 
 def test_a_seed_that_may_not_run_stops_none_that_may(runs):

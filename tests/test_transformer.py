@@ -440,6 +440,14 @@ def test_torchs_own_hooks_transforms_and_autocast_go_on_in_training() -> None:
     loss.backward()
 
 
+def test_a_dropout_of_nothing_is_passed_by_but_for_its_hooks() -> None:
+    model, seen = build(), []
+    handle = model.blocks[0].dropout.register_forward_hook(lambda *_: seen.append("called"))
+    model(TOKENS)
+    assert seen == ["called", "called"]  # after attention and after the feed-forward layer
+    handle.remove()
+
+
 def test_a_hook_may_write_into_what_it_gets_while_gradients_are_wanted() -> None:
     model = build()
     untouched = model(TOKENS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workbench.training import train
     from workbench.transformer import Transformer
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 _HOME = {
     "ModelConfig": "workbench.recipes",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from circuits.errors import CircuitError
-from workbench.errors import WorkbenchError
+from workbench.errors import NoCorpus, WorkbenchError
 from workbench.terminal import Bars, check_writable, print_table, say, show, write_file
+from workbench.untrusted import plain
 from workbench.wording import percent
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-WIDE = 270  # columns of a terminal that has room for the widest table
+MOST_RUNS = 10_000  # of one command
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Dask = Annotated[
@@ -139,6 +140,10 @@ def train(
         recipe = recipe.with_steps(steps)
     made = grid(recipe, settings or [])
     numbers = _numbers(seeds)
+    if len(made) * len(numbers) > MOST_RUNS:
+        raise WorkbenchError(
+            f"{len(made):,} settings of {len(numbers):,} seeds are more than {MOST_RUNS:,} runs; ask for fewer at once"
+        )
     said = [said for said, _ in made for _ in numbers]
     wanted = [each.with_seed(seed) for _, each in made for seed in numbers]
     from workbench.sweeps import train_many
@@ -210,14 +215,21 @@ def table(
     page = (folder or Path()) / "results.md"
     check_writable(page)
     orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]
-    done = {}
+    done, missing = {}, None
     for each in orders:
-        made = _make(each, trained, jobs, dask)
+        try:
+            made = _make(each, trained, jobs, dask)
+        except NoCorpus as error:  # the other tables need none
+            missing = error
+            continue
         done[each.name] = (each, made)
         (page.parent / "results").mkdir(exist_ok=True)
         for form, suffix in (("json", "json"), ("markdown", "md")):
             write_file(page.parent / "results" / f"{each.name}.{suffix}", getattr(made, form)())
         print(f"{each.name}: {page.parent / 'results' / each.name}.md")
+    if missing:
+        left = ", ".join(each.name for each in orders if each.name not in done)
+        raise NoCorpus(f"{left}, and the page on all, are not written: {missing}")
     write_file(page, report(done, command(seeds, budget, split_per_seed, trained, folder)))
     print(f"all: {page}")
 
@@ -415,7 +427,7 @@ def main() -> None:
             raise
         _fail(error.format_message())  # type: ignore[attr-defined]
     if code == INTERRUPTED:
-        say("stopped; what was saved is kept, and --resume goes on with a training")
+        say("stopped; what was saved is kept: the same command goes on, a training with --resume")
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -426,16 +438,17 @@ def _fail(message: str) -> NoReturn:
 
 def _numbers(text: str) -> list[int]:
     """Seeds from "3", "0-4" or "0,2,5"."""
+    numbers: list[int] = []
     try:
-        numbers = []
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds = range(int(first), int(last or first) + 1)
-            if not 0 < len(seeds) <= 10_000 or seeds[0] < 0:
+            start, end = int(first), int(last or first)
+            if start < 0 or not 0 <= end - start < MOST_RUNS - len(numbers):
                 raise ValueError
-            numbers += seeds
+            numbers += range(start, end + 1)
     except ValueError:
         raise WorkbenchError(
-            f"--seeds {text}: expected a number, a range such as 0-4, or a list such as 0,2,5"
+            f"--seeds {plain(text, 60)}: expected a number, a range such as 0-4, or a list such as 0,2,5; "
+            f"{MOST_RUNS:,} at most"
         ) from None
     return list(dict.fromkeys(numbers))

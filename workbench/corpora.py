@@ -43,8 +43,9 @@ def fetch(name: str, source: Path | None = None) -> Path:
     Raises: UnknownName; NoCorpus if it cannot be had or is another text; WorkbenchError if it cannot be written.
     """
     corpus = _corpus(name)
-    data = _download(name, corpus) if source is None else _read(name, source)
-    _check(name, data, str(source or corpus.url))
+    where, advice = (corpus.url, "give a copy by --from FILE") if source is None else (str(source), _fetch(name))
+    data = _download(name, corpus) if source is None else _read(name, source, where, advice)
+    _check(name, data, where, advice)
     path = cached(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,11 +61,11 @@ def read_corpus(name: str) -> str:
     given = os.environ.get(variable(name))
     path = Path(given) if given else cached(name)
     if not given and not path.exists():
-        raise NoCorpus(
-            f"the text of {name} is not here; run: workbench data fetch {name} (or add --from FILE for a copy you have)"
-        )
-    data = _read(name, path)
-    _check(name, data, str(path))
+        raise NoCorpus(f"the text of {name} is not here; {_fetch(name)} (or add --from FILE for a copy you have)")
+    where = f"{variable(name)} = {path}" if given else str(path)
+    advice = f"unset {variable(name)}, then run: workbench data fetch {name}" if given else _fetch(name)
+    data = _read(name, path, where, advice)
+    _check(name, data, where, advice)
     return data.decode("utf-8")
 
 
@@ -85,24 +86,28 @@ def _corpus(name: str) -> Corpus:
     return CORPORA[name]
 
 
-def _check(name: str, data: bytes, where: str) -> None:
+def _fetch(name: str) -> str:
+    return f"run: workbench data fetch {name}"
+
+
+def _check(name: str, data: bytes, where: str, advice: str) -> None:
     corpus, found = CORPORA[name], hashlib.sha256(data).hexdigest()
     if len(data) > corpus.size:
-        raise NoCorpus(f"{where} is not the text of {name}: it is longer than {corpus.size:,} bytes")
+        raise NoCorpus(f"{where} is not the text of {name}: it is longer than {corpus.size:,} bytes; {advice}")
     if found != corpus.sha256:
         raise NoCorpus(
-            f"{where} is not the text of {name}: its sha256 is {found}, the right one is {corpus.sha256}; "
-            f"run: workbench data fetch {name}"
+            f"{where} is not the text of {name}: its sha256 is {found}, the right one is {corpus.sha256}; {advice}"
         )
 
 
-def _read(name: str, path: Path) -> bytes:
+def _read(name: str, path: Path, where: str, advice: str) -> bytes:
     """No more than a little over what the corpus has: a larger file is another one, whatever it is."""
     try:
         with path.open("rb") as file:
             return file.read(CORPORA[name].size + 1)
     except OSError as error:
-        raise NoCorpus(f"cannot read {path} ({error.strerror}); expected a copy of the text of {name}") from None
+        said = f"cannot read {where} ({error.strerror}); expected a copy of the text of {name}"
+        raise NoCorpus(f"{said}; {advice}") from None
 
 
 def _download(name: str, corpus: Corpus) -> bytes:

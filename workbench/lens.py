@@ -21,16 +21,17 @@ from workbench.recipes import ModelConfig
 from workbench.vocabulary import Vocabulary
 
 
+def watched(module: nn.Module) -> bool:
+    """Whether a hook hangs on it, or on every module."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or _has_any_global_hook())
+
+
 class Point(HookPoint):
     """A hook point that costs nothing while nobody looks: torch's way of calling a module takes some microseconds."""
 
-    @property
-    def watched(self) -> bool:
-        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return bool(own or _has_any_global_hook())
-
     def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x) if self.watched else x
+        return super().__call__(x) if watched(self) else x
 
 
 class Lens(HookedRootModule):

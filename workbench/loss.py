@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from workbench.short import fusible
+
 LOGITS_AT_ONCE = 2**18
 """1 MiB: a core's own cache."""
 
@@ -24,7 +26,7 @@ def next_token_loss(
     targets: Int[Tensor, "row"],
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats of the words `targets`, given what the unembedding reads; differentiable once."""
-    if residual.device.type != "cpu" or len(residual) * W_U.shape[1] <= LOGITS_AT_ONCE:
+    if not fusible(residual) or len(residual) * W_U.shape[1] <= LOGITS_AT_ONCE:
         return F.cross_entropy(torch.addmm(b_U, residual, W_U), targets)
     return _NextTokenLoss.apply(residual, W_U, b_U, targets)  # pyright: ignore[reportReturnType]
 

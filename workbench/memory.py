@@ -5,6 +5,8 @@ import os
 
 import torch
 
+NUMBERS_AT_ONCE = 2**24
+"""In scoring, of logits, neurons or patterns: 64 MB, and as much again for their logarithms."""
 GLIBC = {-3: 2**30, -1: 2**31 - 1, -2: 2**26}
 """malloc.h: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, in bytes."""
 

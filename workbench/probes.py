@@ -37,6 +37,7 @@ from workbench.dynamics import PROBES
 from workbench.errors import BadRun, Undefined, WorkbenchError
 from workbench.evidence import examples
 from workbench.files import write_atomic
+from workbench.memory import NUMBERS_AT_ONCE
 from workbench.recipes import Probe, TrainingConfig
 from workbench.runs import Run, load, write_results
 from workbench.tasks.generated import Induction
@@ -48,7 +49,6 @@ HEADS = ("previous_token", "current_token", "duplicate_token", "prefix_matching"
 SEQUENCES, LENGTH = 4, 32  # that head scores are measured on
 PROMPTS = 32  # that edges are cut on
 DIGITS = 5  # of every number that is written
-LOGITS_AT_ONCE = 2**24  # numbers: 64 MB
 
 
 def probe(model: Transformer, task: Task, which: tuple[Probe, ...], sequences: int) -> dict[str, Any]:
@@ -176,7 +176,8 @@ def _held_out(
     model: Transformer, task: Task, tokens: Int[Tensor, "example position"]
 ) -> tuple[TaskScores, Float[Tensor, "example destination"]]:
     """The task's scores, and the loss of every next token, nats."""
-    at_once = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * len(task.vocabulary)))
+    length = tokens.shape[1]
+    at_once = max(1, NUMBERS_AT_ONCE // (length * model.config.widest(length)))
     parts, losses = [], []
     for chunk in tokens.split(at_once):
         logits = model(chunk[:, :-1])

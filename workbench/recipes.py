@@ -56,6 +56,8 @@ LARGEST_MODEL = 2**28
 LARGEST_MAPS = 2**29
 """Numbers in the patterns of all heads of a block on one sequence: 2 GiB, and as much again for the scores."""
 MOST_STEPS = 10**9
+MOST_COMBINATIONS = 10_000
+"""Of settings in one grid."""
 LONGEST_TEXT = 1_000
 """Characters of what a recipe says of itself, and of a task's path."""
 
@@ -157,11 +159,20 @@ class ModelConfig:
         ends = (self.n_ctx + 2 * self.d_vocab) * self.d_model + self.d_vocab
         return ends + self.n_layers * (attention + feed_forward + 6 * self.d_model) + 2 * self.d_model
 
-    def numbers_of_step(self, batch: int, length: int) -> int:
+    def numbers_of_step(self, batch: int, length: int, few: int = 0) -> int:
         """How many a training step on sequences of `length` tokens holds at least, for its backward pass: what each
-        sub-layer reads, queries, keys and values, and what a feed-forward layer's activation reads or makes."""
-        of_block = (1 if self.attn_only else 2) * self.d_model + 3 * self.n_heads * self.d_head + self.d_mlp
-        return batch * length * self.n_layers * of_block
+        sub-layer reads, queries, keys and values, what a feed-forward layer's activation reads or makes, and patterns:
+        with dropout before and after it; without, where up to `few` tokens are attended to by workbench.short."""
+        plain = self.positions not in ("rotary", "alibi", "shortformer")
+        patterns = 2 if self.dropout else int(plain and length <= few)
+        of_token = (1 if self.attn_only else 2) * self.d_model + 3 * self.n_heads * self.d_head + self.d_mlp
+        return batch * length * self.n_layers * (of_token + patterns * self.n_heads * length)
+
+    def widest(self, length: int) -> int:
+        """Most numbers that a forward pass over `length` tokens holds of each at a time: logits, neurons, queries
+        with keys and values, patterns."""
+        of_block = (self.d_mlp, 3 * self.n_heads * self.d_head, self.n_heads * length) if self.n_layers else ()
+        return max([self.d_vocab, *of_block])
 
     def check_size(self, name: str, length: int = 0) -> None:
         """Before it is made. Raises: BadRecipe for a model of more than `LARGEST_MODEL` numbers, or attention maps of a
@@ -283,8 +294,8 @@ class Recipe:
 
     def with_steps(self, steps: int) -> "Recipe":
         """The same recipe at another budget; a warm-up shrinks or grows with it."""
-        if steps < 1:
-            raise BadRecipe(f"steps = {steps}: expected at least 1")
+        if not 1 <= steps <= MOST_STEPS:
+            raise BadRecipe(f"steps = {plain(steps, 60)}: expected 1 to {MOST_STEPS:,}")
         if not self.training.steps:
             return self
         warmup = round(self.training.warmup * steps / self.training.steps)
@@ -397,6 +408,8 @@ def grid(recipe: Recipe, settings: Sequence[str]) -> list[tuple[str, Recipe]]:
     Each has a name of its own, with a piece of its hash. Raises: BadRecipe, UnknownName.
     """
     axes = [[(field_name, value) for value in values] for field_name, values in map(_setting, settings)]
+    if math.prod(map(len, axes)) > MOST_COMBINATIONS:
+        raise BadRecipe(f"--set: {math.prod(map(len, axes)):,} combinations; expected at most {MOST_COMBINATIONS:,}")
     made: dict[str, tuple[str, Recipe]] = {}
     for chosen in itertools.product(*axes):
         changed = recipe.changed(**dict(chosen))

@@ -206,7 +206,12 @@ def list_runs() -> tuple[list[Run], list[WorkbenchError]]:
 
 
 def runs_folder() -> Path:
-    return Path(os.environ.get("WORKBENCH_RUNS") or "runs").resolve()
+    """Raises: WorkbenchError where $WORKBENCH_RUNS leads nowhere."""
+    asked = os.environ.get("WORKBENCH_RUNS") or "runs"
+    try:
+        return Path(asked).expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # links in a circle, or a user who has no home
+        raise WorkbenchError(f"WORKBENCH_RUNS = {plain(asked)} leads nowhere ({error}); name a folder") from None
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -317,7 +322,12 @@ def json_of(results: dict[str, Any]) -> bytes:
 
 
 def place_run(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Put a whole run where it belongs, all of its files or none. Raises: OSError, also where there already is one."""
+    """Put a whole run where it belongs, all of its files or none.
+
+    Raises: OSError, also where there already is one; BadRun while another process trains it.
+    """
+    from workbench.unfinished import locked
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -325,7 +335,9 @@ def place_run(folder: Path, files: Mapping[str, bytes]) -> None:
             (made / name).parent.mkdir(exist_ok=True)
             write_atomic(made / name, data)
         made.chmod(0o755)
-        os.rename(made, folder)
+        with locked(folder):
+            folder.rmdir()  # which the lock has made; Windows renames to nothing that is there
+            os.rename(made, folder)
         flush_folder(folder.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)

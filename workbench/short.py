@@ -17,6 +17,13 @@ FEW = 32
 """Words up to which this is quicker (with a batch of 64); at 64 it no longer is."""
 
 
+def fusible(x: Tensor) -> bool:
+    """Whether what is done to `x` may be one operation with its gradient written out: such are for the processor, and
+    torch's transforms and autocast cannot enter them."""
+    transformed = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
+    return x.device.type == "cpu" and not transformed
+
+
 def attend_to_few(
     x: Float[Tensor, "batch position d_model"],
     weights: Sequence[Float[Tensor, "head d_model d_head"]],

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from workbench.errors import WorkbenchError
+from workbench.errors import BadRun, WorkbenchError
 from workbench.recipes import Recipe
-from workbench.runs import Run, load, read_metrics, run_folder
+from workbench.runs import RESULTS, Run, load, read_metrics, run_folder
 from workbench.training import train
 from workbench.unfinished import check_folder
 
@@ -32,7 +32,8 @@ def train_many(
     """Train every recipe that is not trained yet; their runs, in order. By default on all cores.
 
     `cluster` is the address of a Dask scheduler whose workers train instead (workbench.cluster); `device` is where, as
-    `train` takes it. Progress is read from the runs' own metrics files. Raises what the first failing training raises.
+    `train` takes it. Progress is read from the runs' own metrics files; runs that were finished before make none.
+    Raises what the first failing training raises.
     """
     seen: Watch = watch or (lambda index, line: None)
     folders = [run_folder(recipe) for recipe in recipes]
@@ -47,14 +48,24 @@ def train_many(
     if min(jobs or os.cpu_count() or 1, len(recipes)) <= 1:
         return [train(r, resume=resume, progress=partial(seen, i), device=device) for i, r in enumerate(recipes)]
 
+    finished = {index for index, folder in enumerate(folders) if (folder / RESULTS).exists()}
+
     def poll(done: set[int], running: set[int]) -> None:
-        for index in done | running:
-            for line in read_metrics(folders[index])[-1:]:
+        for index in (done | running) - finished:
+            for line in newest_line(folders[index]):
                 seen(index, line)
 
     work = [(recipe, folder, resume, device) for recipe, folder in zip(recipes, folders, strict=True)]
     side_by_side(_train, work, jobs=jobs, poll=poll)
     return [load(folder) for folder in folders]
+
+
+def newest_line(folder: Path) -> list[dict[str, Any]]:
+    """Of a run's metrics, if there is one. A damaged file has none here: progress stops no training."""
+    try:
+        return read_metrics(folder)[-1:]
+    except BadRun:
+        return []
 
 
 def side_by_side(

@@ -11,12 +11,12 @@ one of them differs.
 """
 
 import copy
-import json
 import math
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,9 +28,9 @@ from torch import Tensor
 
 import workbench
 from workbench.dynamics import PROBES
-from workbench.errors import BadRecipe, WorkbenchError
+from workbench.errors import BadRecipe, BadRun, WorkbenchError
 from workbench.files import Lines, write_atomic
-from workbench.memory import keep_freed, machine_bytes
+from workbench.memory import NUMBERS_AT_ONCE, keep_freed, machine_bytes
 from workbench.probes import probe, sequences_of
 from workbench.recipes import ModelConfig, Recipe, TrainingConfig, load_recipe, recipe_names
 from workbench.runs import (
@@ -47,22 +47,23 @@ from workbench.runs import (
     write_results,
     write_tensors,
 )
+from workbench.short import FEW
 from workbench.tasks import load_task, task_sha256
 from workbench.tasks.task import Scores, Task
 from workbench.transformer import Transformer
-from workbench.unfinished import STATE, check_folder, locked, start_over, write_state
-from workbench.untrusted import LARGEST_TOML, read_file
+from workbench.unfinished import STATE, Saved, check_folder, locked, start_over, write_state
+from workbench.untrusted import LARGEST_TOML, plain, read_file
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with each line of metrics as it is written."""
 
 
-LOGITS_AT_ONCE = 2**24
-"""Numbers: 64 MB, and as much again for their logarithms."""
 TOKENS_AT_ONCE = 2**15
 """Drawn at once, in batches: right after a step the processor's caches hold nothing of what draws one."""
 LEAST_PROBED = 24
 """Steps that are probed."""
+OUT_OF_MEMORY = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
+"""What torch's allocators say in a RuntimeError."""
 
 
 def train(
@@ -73,25 +74,29 @@ def train(
 
     `resume` goes on with an unfinished run instead of refusing it. Uses one thread: a tiny model gains nothing from a
     second one, and results would depend on their number. `device` is cpu, cuda, cuda:1 … or mps: where the steps are
-    made and scored. It is no part of the recipe, for it changes results by rounding only, and runs are read on the CPU.
+    made and scored. It is no part of the recipe, and runs are read on the CPU. Without dropout it changes results by
+    rounding only; with dropout, other masks are drawn from the same seed on another kind of device.
 
-    Raises: WorkbenchError where there is no such device; BadRun if the folder holds an unfinished run (without
-    `resume`) or one made from another recipe.
+    Raises: WorkbenchError where there is no such device, or where the loss or a score is no longer finite; BadRecipe
+    where memory does not suffice; BadRun if the folder holds an unfinished run (without `resume`), one whose state is
+    not of this training, or one made from another recipe.
     """
-    folder = folder or run_folder(recipe)
+    folder = Path(os.path.realpath(folder or run_folder(recipe)))  # one lock, whichever link leads there
     check_folder(folder, recipe, resume)
     if not os.path.exists(folder / RESULTS):
-        trainer = Trainer.build(recipe, folder, device)  # what is wrong with a recipe is found before writing
-        try:
-            keep_freed()
-            with locked(folder), single_thread(), torch.random.fork_rng([device] if device.startswith("cuda") else []):
-                saved = check_folder(folder, recipe, resume)
-                if not os.path.exists(folder / RESULTS):
-                    trainer.begin() if saved is None else trainer.restore(*saved)
-                    trainer.run(progress or (lambda line: None))
-        except OSError as error:
-            said = error.strerror or error
-            raise WorkbenchError(f"cannot write to {folder} ({said}); what was saved is kept") from None
+        with enough_memory(recipe):
+            trainer = Trainer.build(recipe, folder, device)  # what is wrong with a recipe is found before writing
+            try:
+                keep_freed()
+                generators = [device] if device.startswith("cuda") else []
+                with locked(folder), single_thread(), torch.random.fork_rng(generators):
+                    saved = check_folder(folder, recipe, resume)
+                    if not os.path.exists(folder / RESULTS):
+                        trainer.begin() if saved is None else trainer.restore(*saved)
+                        trainer.run(progress or (lambda line: None))
+            except OSError as error:
+                said = error.strerror or error
+                raise WorkbenchError(f"cannot write to {folder} ({said}); what was saved is kept") from None
     run = load(folder)
     with suppress(OSError):
         (folder / STATE).unlink()  # a crash after run.json was written left it
@@ -107,13 +112,19 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def check_step(recipe: Recipe, model: ModelConfig, length: int, device: torch.device) -> None:
-    """Raises: BadRecipe for a batch of sequences so long that no memory of the machine's size holds a step on it."""
-    needed, there = 4 * model.numbers_of_step(recipe.training.batch, length), machine_bytes(device)
+def check_step(recipe: Recipe, model: ModelConfig, length: int, device: torch.device, trained: int = 0) -> None:
+    """`trained`: how many numbers are; each is held with its gradient and the two moments of Adam.
+
+    Raises: BadRecipe for a batch of sequences so long, or a model so large, that no memory of the machine's size holds
+    a step on it.
+    """
+    few = FEW if device.type == "cpu" else 0
+    needed = 4 * (4 * trained + model.numbers_of_step(recipe.training.batch, length, few))
+    there = machine_bytes(device)
     if recipe.training.steps and there and needed > there:
         raise BadRecipe(
             f"{recipe.name}: a step on batch = {recipe.training.batch:,} holds at least {needed / 2**30:,.1f} GiB, "
-            f"and there are {there / 2**30:,.1f}; give a smaller batch"
+            f"and there are {there / 2**30:,.1f}; give a smaller batch or model"
         )
 
 
@@ -121,7 +132,7 @@ def evaluate(model: Transformer, task: Task, tokens: Int[Tensor, "example positi
     """The task's scores of a model, on the held-out sequences unless others are given."""
     tokens = task.held_out if tokens is None else tokens
     length = max(task.scored) + 1
-    at_once = max(1, min(512, LOGITS_AT_ONCE // (length * len(task.vocabulary))))
+    at_once = max(1, min(512, NUMBERS_AT_ONCE // (length * model.config.widest(length))))
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -167,6 +178,8 @@ class Trainer:
     """Batches of the steps to come."""
     checkpoints: dict[str, str] = field(default_factory=dict)
     """The hash of each that was written."""
+    made: list[str] = field(default_factory=list)
+    """Recipe and task, if they were not in the folder before."""
 
     @classmethod
     def build(cls, recipe: Recipe, folder: Path, device: str = "cpu") -> "Trainer":
@@ -174,8 +187,11 @@ class Trainer:
         where = device_of(device)
         task = load_task(recipe.task, recipe.seeds.split)
         length = task.batch(0, 0, 1).shape[1] - 1  # a text that is not here is missed now
-        check_step(recipe, sized(recipe, task), length, where)
-        model = build_model(recipe, task).to(where)
+        config = sized(recipe, task)
+        check_step(recipe, config, length, where)  # what would not fit is not made
+        model = build_model(recipe, task)
+        check_step(recipe, config, length, where, model.n_parameters)
+        model = model.to(where)
         return cls(recipe, folder, task, model, _optimizer(model, recipe.training))
 
     def __post_init__(self) -> None:
@@ -190,23 +206,43 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
         """Take up a saved state; metrics and probes after it are dropped, they will come again.
 
-        Raises: BadRun, before anything is written, if what was written before it is no longer there as it was.
+        Raises: BadRun, before anything is written, if it is none of this training, or if what was written before it is
+        no longer there as it was.
         """
-        files, sizes, then = json.loads(metadata["files"]), json.loads(metadata["sizes"]), start_over(self.folder)
-        written = {name: read_checked(self.folder / name, sha256, then, sizes.get(name))
-                   for name, sha256 in files.items()}  # fmt: skip
+        then, training = start_over(self.folder), self.recipe.training
+        try:
+            checkpoints = [checkpoint_name(step) for step in checkpoint_steps(training)]
+            saved = Saved.of(metadata, training.steps, checkpoints, self.logs)
+            self._check_tensors(tensors)
+        except ValueError as error:
+            raise BadRun(f"{self.folder / STATE} is no state of this training ({error}); {then}") from None
+        written = {name: read_checked(self.folder / name, sha256, then, saved.sizes.get(name))
+                   for name, sha256 in saved.files.items()}  # fmt: skip
         self._write_asked()
         for name, log in self.logs.items():
             log.begin(written.get(name, b""))
-        self.checkpoints = {name: sha256 for name, sha256 in files.items() if name not in self.logs}
+        self.checkpoints = {name: sha256 for name, sha256 in saved.files.items() if name not in self.logs}
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         self.model.load_state_dict(weights)
         for name, parameter in self.model.named_parameters():
             kinds = ("step", "exp_avg", "exp_avg_sq")
             state = {kind: tensors[f"{kind}.{name}"].to(parameter.device) for kind in kinds}
             self.optimizer.state[parameter] = state
-        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
-        self.losses = json.loads(metadata["losses"])
+        self.step, self.seconds, self.losses = saved.step, saved.seconds, saved.losses
+
+    def _check_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The fused AdamW looks at no shape: of others than its parameter's it reads what lies beside them in memory.
+
+        Raises: ValueError with the name of the first that is not what `_save` writes.
+        """
+        expected = {f"model.{name}": weight for name, weight in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            expected |= {f"exp_avg.{name}": parameter, f"exp_avg_sq.{name}": parameter, f"step.{name}": torch.zeros(())}
+        for name in [*expected, *tensors]:
+            found, wanted = ([list(t.shape), str(t.dtype)] if t is not None else "missing"
+                             for t in (tensors.get(name), expected.get(name)))  # fmt: skip
+            if found != wanted:
+                raise ValueError(f"its {plain(name, 80)} is not what is trained here")
 
     def _write_asked(self) -> None:
         """What was asked (of a resumed run, it may be other probes now), the task's own file if it is none of the
@@ -218,6 +254,8 @@ class Trainer:
         if task.suffix == ".toml":
             asked[task.name] = read_file(task, LARGEST_TOML)
         for name, data in asked.items():
+            if not os.path.lexists(self.folder / name):
+                self.made.append(name)
             if not _holds(self.folder / name, data):
                 write_atomic(self.folder / name, data)
 
@@ -258,22 +296,40 @@ class Trainer:
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
         self.step += 1
-        if not math.isfinite(self.losses[-1]):
-            raise WorkbenchError(
-                f"{self.recipe.name} diverged: the loss of step {self.step} is {self.losses[-1]}; "
-                "lower lr, add warmup, or clip the gradient"
-            )
+        self._check_finite("loss", self.losses[-1])
+
+    def _check_finite(self, what: str, *numbers: float) -> None:
+        """Raises: WorkbenchError if one is not; where nothing was saved, all that was begun is taken away."""
+        wrong = next((number for number in numbers if not math.isfinite(number)), None)
+        if wrong is None:
+            return
+        then = "lower lr, add warmup, or clip the gradient" if self.step else "lower init_scale"
+        if os.path.lexists(self.folder / STATE):
+            then += f", and move {self.folder} away"
+        else:
+            self._clear()
+        raise WorkbenchError(f"{self.recipe.name} diverged: the {what} of step {self.step} is {wrong}; {then}")
+
+    def _clear(self) -> None:
+        """What this training wrote; recipe.toml last, by which the folder is known to be a run's."""
+        for name in [*self.checkpoints, *self.logs, *reversed(self.made)]:
+            (self.folder / name).unlink(missing_ok=True)
+        for folder in ((self.folder / checkpoint_name(0)).parent, self.folder):
+            with suppress(OSError):  # it is not there, or holds something else
+                folder.rmdir()
 
     def _batch(self) -> Int[Tensor, "example position"]:
         """The sequences of this step."""
         if self.step not in self.drawn:
             steps = max(1, TOKENS_AT_ONCE // (self.recipe.training.batch * self.task.n_ctx))
             seed, size = self.recipe.seeds.batches, self.recipe.training.batch
-            self.drawn = {step: self.task.batch(seed, step, size) for step in range(self.step, self.step + steps)}
+            end = min(self.step + steps, self.recipe.training.steps)
+            self.drawn = {step: self.task.batch(seed, step, size) for step in range(self.step, end)}
         return self.drawn.pop(self.step)
 
     def _log(self, progress: Progress) -> None:
         scores = evaluate(self.model, self.task)
+        self._check_finite("held-out loss", scores.loss)
         line = {
             "step": self.step,
             "loss": sum(self.losses) / len(self.losses) if self.losses else None,
@@ -298,6 +354,7 @@ class Trainer:
             training = self.recipe.training
             model = self.model if self.model.W_E.device.type == "cpu" else copy.deepcopy(self.model).cpu()
             read = probe(model, self.task, training.probes, sequences_of(training))
+            self._check_finite("held-out loss", read["held_out_loss"])
             loss = self.losses[-1] if self.losses else None
             self.logs[PROBES].append({"step": self.step, "loss": loss} | read)
 
@@ -305,21 +362,16 @@ class Trainer:
         tensors = {f"model.{name}": weight for name, weight in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             tensors |= {f"{kind}.{name}": value for kind, value in self.optimizer.state[parameter].items()}
-        metadata = {
-            "step": str(self.step),
-            "seconds": str(self.seconds),
-            "losses": json.dumps(self.losses),
-            "recipe_sha256": self.recipe.sha256,
-            "task_sha256": self.task_sha256,
-            "files": json.dumps(self._written()),
-            "sizes": json.dumps({name: log.size for name, log in self.logs.items()}),
-        }
-        write_state(self.folder, tensors, metadata)
+        sizes = {name: log.size for name, log in self.logs.items()}
+        saved = Saved(self.step, self.seconds, self.losses, self._written(), sizes)
+        hashes = {"recipe_sha256": self.recipe.sha256, "task_sha256": self.task_sha256}
+        write_state(self.folder, tensors, saved.metadata() | hashes)
 
     def _finish(self) -> None:
+        results = results_of(self.recipe, self.model, self.task, {}, self._command(), self.seconds)
+        self._check_finite("score", *_figures(results["held_out"]), *_figures(results["train"]))
         files = self._written() | {WEIGHTS: write_tensors(self.folder / WEIGHTS, self.model.state_dict())}
-        results = results_of(self.recipe, self.model, self.task, files, self._command(), self.seconds)
-        write_results(self.folder, results | {"task_sha256": self.task_sha256})
+        write_results(self.folder, results | {"files": files, "task_sha256": self.task_sha256})
         (self.folder / STATE).unlink(missing_ok=True)
 
     def _written(self) -> dict[str, str]:
@@ -353,6 +405,10 @@ def results_of(
         "held_out": _as_json(held_out),
         "train": _as_json(train, clusters=False),
     }
+
+
+def _figures(scores: dict[str, Any]) -> Iterable[float]:
+    return scores["accuracy"], scores["loss"], *scores["rates"].values(), *scores["measures"].values()
 
 
 def versions() -> dict[str, str]:
@@ -392,6 +448,19 @@ def _optimizer(model: Transformer, training: TrainingConfig) -> torch.optim.Opti
         weight_decay=training.weight_decay,
         fused=True,
     )
+
+
+@contextmanager
+def enough_memory(recipe: Recipe) -> Iterator[None]:
+    """Raises: BadRecipe where torch, or Python, gets no more of it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        raise BadRecipe(
+            f"{recipe.name} does not fit into memory; give a smaller batch or model; what was saved is kept"
+        ) from None
 
 
 @contextmanager

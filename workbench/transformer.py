@@ -30,11 +30,11 @@ from transformer_lens.utilities.typed_module_list import TypedModuleList
 
 from workbench.errors import BadPrompt, BadRecipe, BadWeights
 from workbench.initialise import initialise
-from workbench.lens import HookedConfig, Lens, Point
+from workbench.lens import HookedConfig, Lens, Point, watched
 from workbench.loss import next_token_loss
 from workbench.positions import alibi, rotate, sinusoids
 from workbench.recipes import ModelConfig
-from workbench.short import FEW, attend_to_few, packed
+from workbench.short import FEW, attend_to_few, fusible, packed
 from workbench.vocabulary import Vocabulary
 
 
@@ -207,7 +207,7 @@ class Dropout(nn.Dropout):
     """One that costs nothing where the probability is 0."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x) if self.p else x
+        return super().__call__(x) if self.p or watched(self) else x
 
 
 class Block(nn.Module):
@@ -353,12 +353,10 @@ class Attention(nn.Module):
         return torch.einsum("bhqk, bkhd -> bqhd", self.dropout(pattern), v)
 
     def _is_short(self, x: Float[Tensor, "batch position d_model"]) -> bool:
-        """Whether all of it, from x to z, may be one operation, which torch's transforms and autocast cannot enter."""
-        config = self.config
-        plain = config.positions not in ("rotary", "alibi") and not config.dropout and x.device.type == "cpu"
+        """Whether all of it, from x to z, may be one operation."""
+        plain = self.config.positions not in ("rotary", "alibi") and not self.config.dropout
         points = (self.hook_q, self.hook_k, self.hook_v, self.hook_attn_scores, self.hook_pattern, self.hook_z)
-        transformed = torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
-        return plain and x.shape[1] <= FEW and unwatched(self, *points) and not transformed
+        return plain and x.shape[1] <= FEW and unwatched(self, *points) and fusible(x)
 
     def _all_at_once(self, x: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, ...]:
         """Queries, keys and values [batch, position, head, d_head] by one product instead of three."""
@@ -485,7 +483,7 @@ def unwatched(module: nn.Module, *points: Point) -> bool:
 
     In evaluation it never is: there a hook that changes nothing changes no bit.
     """
-    return module.training and not any(point.watched for point in points)
+    return module.training and not any(map(watched, points))
 
 
 def _later(scores: Float[Tensor, "*axes destination source"]) -> Float[Tensor, "destination source"]:

@@ -134,9 +134,8 @@ def _kind_and_shape(entry: dict[str, Any]) -> tuple[str, list[int]]:
 def _check_work(where: str, config: "ModelConfig", task: "Task") -> None:
     """What the model computes on its way: heads and neurons may be many though the weights are few. Raises: BadRun."""
     length = task.n_ctx
-    widest = max(config.d_mlp, 3 * config.n_heads * config.d_head, config.n_heads * length)
     for what, size, most in (
-        ("scoring", AT_ONCE * length * widest, LARGEST_STEP),
+        ("scoring", AT_ONCE * length * config.widest(length), LARGEST_STEP),
         ("attention", config.n_layers * config.n_heads * length**2, LARGEST_MAPS),
     ):
         if size > most:

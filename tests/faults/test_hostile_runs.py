@@ -1,5 +1,6 @@
 """Run folders from a stranger, whose hashes are right: what can be read is sound, the rest is refused in one line."""
 
+import hashlib
 import json
 import os
 import random
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from breaking import contents, finish, unfinished
 from hostile import BITS, HANG, assert_one_line, quick_folder, spoilt
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load as tensors_in
+from safetensors.torch import save
 from support import counted
 
 import workbench as wb
@@ -24,6 +29,7 @@ from workbench.dynamics import read_dynamics
 from workbench.errors import WorkbenchError
 from workbench.recipes import read_recipe, shipped_names
 from workbench.runs import Run, json_of, list_runs, load
+from workbench.unfinished import SEAL, UNSEALED
 
 MODELS = content("models")
 PARTS = ("recipe.toml", "run.json", "metrics.jsonl")
@@ -217,6 +223,154 @@ def test_what_is_no_plain_file_is_refused_without_waiting(home, name, kind):
         assert (refusal(lambda run: run.model, run) is not None) == (name == "model.safetensors")
         for read in (lambda run: run.metrics, read_dynamics, lambda run: load(run.path, step=400).model):
             refusal(read, run)
+
+
+def sealed(state: bytes) -> bytes:
+    """With its own hash where it holds one, at the end if it holds none."""
+    state = state if SEAL.search(state) else state + b'"sha256":"%s"' % UNSEALED
+    found = SEAL.search(state)
+    assert found
+    state = state.replace(found[1], UNSEALED, 1)
+    return state.replace(UNSEALED, hashlib.sha256(state).hexdigest().encode(), 1)
+
+
+def as_state(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
+    return sealed(save(tensors, metadata | {"sha256": UNSEALED.decode()}))
+
+
+def read_state(state: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+    return tensors_in(state), header["__metadata__"]
+
+
+KINDS = (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def other_metadata(rng: random.Random, metadata: dict[str, str]) -> dict[str, str]:
+    """With one value taken away, or another one: of another kind, or like it with something inside exchanged."""
+    key = rng.choice([*metadata])
+    if (blow := rng.randrange(4)) == 0:
+        del metadata[key]
+    elif blow == 1:
+        metadata[key] = rng.choice([rng.choice(BITS).decode(errors="replace"), json.dumps(rng.choice(VALUES))])
+    elif metadata[key][0] in "[{" and len(metadata[key]) > 2:
+        metadata[key] = json.dumps(change(rng, json.loads(metadata[key])))
+    else:
+        metadata[key] = spoilt(rng, metadata[key].encode(), BITS).decode(errors="replace")
+    return metadata
+
+
+def other_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With one taken away, called otherwise, or of another shape, type or value."""
+    name = rng.choice([*tensors])
+    tensor, blow = tensors.pop(name), rng.randrange(6)
+    if blow == 1:
+        tensors[rng.choice(["x", "\x1b[2J", "x" * 500, f"model.{name}", name.rpartition(".")[2]])] = tensor
+    elif blow == 2:
+        sizes = [(), (0,), (1,), (*tensor.shape, 1), (*tensor.shape, 2), tensor.shape[::-1], tensor.shape[1:]]
+        tensors[name] = torch.zeros(rng.choice(sizes))
+    elif blow == 3:
+        tensors[name] = tensor.to(rng.choice(KINDS))
+    elif blow == 4:
+        tensors[name] = torch.full_like(tensor, rng.choice([0.0, -1.0, 1e38, float("nan"), float("inf")]))
+    elif blow == 5:
+        other = rng.choice([*tensors])
+        tensors[name], tensors[other] = tensors[other], tensor
+    return tensors
+
+
+def test_any_state_of_an_unfinished_run_is_gone_on_from_or_refused(pool, recipe, tmp_path):
+    """Whatever it says, with the right hash; in a process of its own, for it might not be refused in one line. What is
+    refused is left as it was."""
+    rng, start = random.Random(4), tmp_path / "start" / "run"
+    unfinished(recipe, start, tmp_path / "there")
+    kept = (start / "trainer.safetensors").read_bytes()
+    assert sealed(kept) == kept
+    length, cases, taken, diverged = int.from_bytes(kept[:8], "little"), counted(200, 3_000), 0, 0
+    with quick_folder() as home:
+        for case in range(cases):
+            tensors, metadata = read_state(kept)
+            if case % 3 == 0:
+                state = as_state(tensors, other_metadata(rng, metadata))
+            elif case % 3 == 1:
+                state = as_state(other_tensors(rng, tensors), metadata)
+            else:
+                part = rng.choice([kept, kept[: 8 + length], kept[8 + length :]])
+                state = sealed(kept.replace(part, spoilt(rng, part, [kept, *BITS]), 1))
+            folder = shutil.copytree(start, home / str(case) / "run")
+            (folder / "trainer.safetensors").write_bytes(state)
+            before = contents(folder)
+            said = pool.submit(finish, recipe, folder).result(timeout=HANG)
+            if not said:
+                taken += 1
+                assert read_sound(folder)
+            else:
+                assert_one_line(Exception(said), *[folder] * 3)
+                diverged += "diverged" in said
+                assert "diverged" in said or contents(folder) == before, said
+            shutil.rmtree(folder.parent)
+    assert cases / 20 < taken < cases / 2 and diverged
+
+
+def read_sound(folder: Path) -> bool:
+    """Whether a run is finished and every part of it is read, or refused in one line."""
+    run = load(folder)
+    refusal(lambda run: run.metrics, run)
+    refusal(read_dynamics, run)
+    return run.model.n_parameters == run.results["parameters"] and run.results["steps"] == 16
+
+
+NO_STATES: dict[str, Callable[[dict[str, torch.Tensor], dict[str, str]], Any]] = {
+    "no seconds": lambda tensors, metadata: metadata.pop("seconds"),
+    "seconds without end": lambda tensors, metadata: metadata.update(seconds="Infinity"),
+    "more steps": lambda tensors, metadata: metadata.update(step="17"),
+    "steps undone": lambda tensors, metadata: metadata.update(step="-1"),
+    "a step and a half": lambda tensors, metadata: metadata.update(step="1.5"),
+    "losses that are none": lambda tensors, metadata: metadata.update(losses="[NaN]"),
+    "losses without end": lambda tensors, metadata: metadata.update(losses="[1e308, 1e308]"),
+    "files that are a list": lambda tensors, metadata: metadata.update(files="[]"),
+    "a file elsewhere": lambda tensors, metadata: metadata.update(files='{"../../mine.txt": ""}'),
+    "a file of another kind": lambda tensors, metadata: metadata.update(files='{"recipe.toml": ""}'),
+    "a checkpoint never made": lambda tensors, metadata: metadata.update(
+        files='{"checkpoints/step-000003.safetensors": ""}'
+    ),
+    "deep": lambda tensors, metadata: metadata.update(files="[" * 100_000),
+    "sizes of other files": lambda tensors, metadata: metadata.update(sizes="{}"),
+    "a size below nothing": lambda tensors, metadata: metadata.update(sizes='{"metrics.jsonl": -1, "probes.jsonl": 0}'),
+    "moments of one number": lambda tensors, metadata: tensors.update({"exp_avg.embed.W_E": torch.zeros(1)}),
+    "moments in double": lambda tensors, metadata: tensors.update(
+        {"exp_avg_sq.embed.W_E": tensors["exp_avg_sq.embed.W_E"].double()}
+    ),
+    "steps of two": lambda tensors, metadata: tensors.update({"step.embed.W_E": torch.zeros(2)}),
+    "no moments": lambda tensors, metadata: tensors.pop("exp_avg.embed.W_E"),
+    "a weight too many": lambda tensors, metadata: tensors.update({"model.x": torch.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("kind", NO_STATES)
+def test_a_state_that_no_trainer_writes_is_named_and_nothing_is_written(pool, recipe, tmp_path, kind):
+    folder = tmp_path / "runs" / "run"
+    unfinished(recipe, folder, tmp_path / "there")
+    state = folder / "trainer.safetensors"
+    tensors, metadata = read_state(state.read_bytes())
+    NO_STATES[kind](tensors, metadata)
+    state.write_bytes(as_state(tensors, metadata))
+    before = contents(folder)
+    said = pool.submit(finish, recipe, folder).result(timeout=HANG)
+    assert said.startswith(f"{state} is no state of this training (its ")
+    assert said.endswith(f"; delete {state} to start over") and contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"\xff" * 9, b"\x02" + bytes(7) + b"[]", b"\x0e" + bytes(7) + b'{"x": [1, 2]} ']
+)
+def test_a_state_of_any_bytes_is_refused(pool, recipe, tmp_path, data):
+    folder = tmp_path / "runs" / "run"
+    unfinished(recipe, folder, tmp_path / "there")
+    state = folder / "trainer.safetensors"
+    state.write_bytes(sealed(data))
+    said = pool.submit(finish, recipe, folder).result(timeout=HANG)
+    assert said == f"{state} is no safetensors file; delete {state} to start over"
 
 
 NAMES = [

@@ -26,13 +26,16 @@ from workbench.errors import WorkbenchError
 from workbench.figures.seeds import row_labels, seed_lines, seed_measures
 from workbench.runs import runs_folder
 from workbench.tables import BUDGETS, TABLES, order
+from workbench.tables.engine import kept_row
 from workbench.tables.report import rule
 from workbench.tables.table import EXACT, NOT_RUN, Compared, Row, Table
 
 COMMITTED = "committed"
 LARGEST = 4 * 2**20
 """Bytes of a file that is read; the committed ones have 70 KB at most."""
-PARTS = {"table": str, "title": str, "command": str, "versions": dict, "notes": list, "rows": list}
+PARTS = {
+    "table": str, "title": str, "command": str, "versions": dict, "trained_with": list, "notes": list, "rows": list
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,7 @@ def _read(path: str, _modified: int, _size: int) -> dict[str, Any]:
     if not all(isinstance(row, dict) and isinstance(row.get("budget"), str) for row in data["rows"]):
         raise WorkbenchError(f"{path} has rows without a budget; {wanted}")
     data["notes"] = [str(note) for note in data["notes"]]
+    data["trained_with"] = [str(each) for each in data["trained_with"]]
     return data
 
 
@@ -213,10 +217,9 @@ def _kept(name: str, folder: str, modified: int) -> tuple[list[tuple[str, dict[s
 
 def _row(path: Path) -> Row | None:
     try:
-        row = json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
-    except (OSError, ValueError, RecursionError):
+        return kept_row(path) if path.stat().st_size <= LARGEST else None
+    except OSError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("budget"), str) else None
 
 
 def _asked(rows: Sequence[Row]) -> list[tuple[str, int | None]]:

@@ -154,7 +154,8 @@ def provenance(source: Source, shown: Shown) -> None:
     with st.expander("Provenance"):
         versions = ", ".join(f"{name} {version}" for name, version in source.data["versions"].items())
         where = source.path if source.path is not None else "rows kept under the runs folder"
-        st.caption(literal(f"{source.label} · {where} · {versions}"))
+        trained = "".join(f" · trained with {each}" for each in source.data["trained_with"] if each != versions)
+        st.caption(literal(f"{source.label} · {where} · {versions}{trained}"))
         rows = source.data["rows"]
         labels = dict(zip(map(id, results.run_rows(source.data)), row_labels(results.run_rows(source.data)),
                           strict=True))  # fmt: skip

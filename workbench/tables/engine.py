@@ -14,7 +14,8 @@ A table is a module of this package:
 
 Everything is content-addressed: a run by its recipe, a row by its runs' weights and by the code that measured it. So
 nothing is trained or measured twice, a table that was killed goes on where it was, and a changed recipe or a changed
-measurement never shows an old figure. Trainings, then rows, run side by side in processes of one thread.
+measurement never shows an old figure. The file of a row holds its fields and their hash. Trainings, then rows, run side
+by side in processes of one thread.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ from workbench.files import write_atomic
 from workbench.recipes import Recipe, load_recipe, shipped_names
 from workbench.runs import load, run_folder, runs_folder
 from workbench.sweeps import Watch, side_by_side, train_many
-from workbench.tables.table import EXACT, NOT_RUN, Row, Table, mean
+from workbench.tables.table import EXACT, NOT_RUN, Row, Table, in_words, mean
 
 BUDGETS = ("quick", "half", "full")
 SECONDS = "seconds: mean time of one training by the clock; other work on the machine counts"
@@ -140,6 +141,7 @@ class Order:
         """The table of these rows, one a plan."""
         made = [row for row in rows if row["budget"] != NOT_RUN]
         summary = self.module.summary(made) if hasattr(self.module, "summary") and made else []
+        timed = any("seconds" in row for row in made) and "seconds" in {c.heading for c in self.module.COLUMNS}
         from workbench.training import versions
 
         data = {
@@ -147,7 +149,8 @@ class Order:
             "title": self.module.TITLE,
             "command": self.command(trained_only and len(made) < len(rows)),
             "versions": versions(),
-            "notes": [*summary, *self.module.NOTES, *([SECONDS] if any("seconds" in row for row in made) else [])],
+            "trained_with": self._trained_with(rows),
+            "notes": [*summary, *self.module.NOTES, *([SECONDS] if timed else [])],
             "rows": rows,
         }
         return Table(data, self.module.COLUMNS)
@@ -156,6 +159,12 @@ class Order:
         flags = " --split-per-seed" * self.asked.split_per_seed + " --trained" * trained_only
         flags += "".join(f" --{name} {value:g}" for name, value in self.asked.options.items())
         return f"workbench table {self.name} --seeds {self.asked.seeds} --budget {self.asked.budget}{flags}"
+
+    def _trained_with(self, rows: list[Row]) -> list[str]:
+        """The versions that made the runs of these rows, each once, in words."""
+        made = [plan for plan, row in zip(self.plans, rows, strict=True) if row["budget"] != NOT_RUN]
+        folders = {_folder(recipe) for plan in made for recipe in plan.recipes}
+        return sorted({in_words(load(folder).results["versions"]) for folder in folders})
 
     def _rows(self, jobs: int | None, watch: Measured) -> list[Row]:
         """In order: those measured before are read, the others are measured side by side."""
@@ -205,27 +214,40 @@ def _measure(plan: Plan, budget: str, folders: tuple[Path, ...], file: Path) -> 
             "seconds": mean([run.results["seconds"] for run in runs]),
             "recipe_sha256": runs[0].recipe.experiment,
         }
-    text = json.dumps(row, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    row = json.loads(json.dumps(row, allow_nan=False))  # so that the first table equals the next
+    text = json.dumps(row | {"sha256": _sha256(row)}, indent=1, ensure_ascii=False) + "\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text.encode())
     except OSError as error:
         raise WorkbenchError(f"cannot write {file} ({error.strerror}); rows already measured are kept") from None
-    return json.loads(text)  # so that the first table equals the next
+    return row
+
+
+def kept_row(file: Path) -> Row | None:
+    """The row that is kept in this file; None if its hash is not the one it holds. Raises: OSError."""
+    try:
+        row = json.loads(file.read_bytes())
+        return row if row.pop("sha256") == _sha256(row) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _read(file: Path) -> Row | None:
     """A row that was measured before; None if it was not, or if its file is damaged (then it is measured again)."""
     try:
-        row = json.loads(file.read_bytes())
+        row = kept_row(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except OSError:
         row = None
-    if not isinstance(row, dict) or "budget" not in row:
+    if row is None:
         print(f"{file} is damaged; the row is measured again", file=sys.stderr)
-        return None
     return row
+
+
+def _sha256(row: Row) -> str:
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
 
 
 def _folder(recipe: Recipe) -> Path:

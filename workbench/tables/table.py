@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Column:
 @dataclass(frozen=True)
 class Table:
     data: dict[str, Any]
-    """{"table", "title", "command", "versions", "notes", "rows"}."""
+    """{"table", "title", "command", "versions", "trained_with", "notes", "rows"}"""
     columns: tuple[Column, ...]
 
     def cells(self, columns: Sequence[Column] | None = None) -> list[list[str]]:
@@ -62,22 +62,26 @@ class Table:
     def markdown(self) -> str:
         notes = "\n".join(f"- {note}" for note in self.data["notes"])
         lines = markdown_table([column.heading for column in self.columns], self.cells())
-        return f"# {self.data['title']}\n\n    {self.data['command']}\n\n{lines}\n\n{notes}\n- {self._versions()}\n"
+        versions = "\n".join(f"- {line}" for line in self._versions())
+        return f"# {self.data['title']}\n\n    {self.data['command']}\n\n{lines}\n\n{notes}\n{versions}\n"
 
     def tex(self) -> str:
         """A table for LaTeX with the package booktabs; command, notes and versions as comments."""
         head = [column.heading for column in self.columns]
         body = "\n".join(" & ".join(map(_tex, cells)) + r" \\" for cells in self.cells())
         align = "".join("l" if column.text else "r" for column in self.columns)
-        comments = [self.data["title"], self.data["command"], *self.data["notes"], self._versions()]
+        comments = [self.data["title"], self.data["command"], *self.data["notes"], *self._versions()]
         return (
             "".join(f"% {line}\n" for line in comments)
             + f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{' & '.join(map(_tex, head))} \\\\\n\\midrule\n"
             + f"{body}\n\\bottomrule\n\\end{{tabular}}\n"
         )
 
-    def _versions(self) -> str:
-        return ", ".join(f"{name} {version}" for name, version in self.data["versions"].items())
+    def _versions(self) -> list[str]:
+        """What it was tabulated with, and what its runs were trained with where that is something else."""
+        made = in_words(self.data["versions"])
+        trained = self.data["trained_with"]
+        return [made, f"trained with {'; '.join(trained)}"] if set(trained) - {made} else [made]
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,11 @@ class Compared:
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def in_words(versions: Mapping[str, str]) -> str:
+    """Such as "workbench 0.3.0, python 3.11.7"."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def percent(rate: float) -> str:
@@ -118,8 +127,8 @@ def _flat(row: Row, prefix: str = "") -> Any:
 
 
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$",
-        "×": r"$\times$", "→": r"$\to$", "←": r"$\leftarrow$", "≤": r"$\leq$", "±": r"$\pm$", "√": r"$\surd$",
-        "²": "$^2$", "·": r"$\cdot$"}  # fmt: skip
+        "×": r"$\times$", "→": r"$\to$", "←": r"$\leftarrow$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
+        "√": r"$\surd$", "²": "$^2$", "·": r"$\cdot$", "∞": r"$\infty$"}  # fmt: skip
 _TEX |= {letter: "\\" + letter for letter in "&%$#_{}"}
 
 

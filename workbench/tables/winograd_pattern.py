@@ -46,12 +46,15 @@ PUBLISHED_MODEL = "winograd-2"
 PUBLISHED_X, PUBLISHED_ADJECTIVE, PUBLISHED_Y = 0.70, 1.00, 0.49
 """Block 1 on the first noun; block 2 on the adjective for *tired*, on the second noun for *wet*."""
 TIRED, WET = "tired", "wet"
+ADJECTIVES = (TIRED, "scared", "slow", "weak", WET, "wide", "busy", "steep")
+"""Of the task: the first four speak of x, the others of y."""
 
 NOTES = (
     "attention from the position of the word before the answer, mean over the heads of a block and over the held-out "
     "sentences; x, y, adjective: to that word; rest: to all other words together; rows sum to 1",
-    "said of x, said of y: mean over the adjectives that speak of x (so the right answer is x), and over those that "
-    "speak of y; the JSON has each adjective by itself",
+    "of x, of y: mean over the adjectives that speak of x (so the right answer is x), and over those that speak of y",
+    f"{ADJECTIVES[0]} … {ADJECTIVES[-1]}: each adjective by itself, the attention to x, to y, to the adjective, to the "
+    "rest",
     f"untrained: where 95 % of the shares of one word lie in {UNTRAINED} models of this shape before training "
     "(x, y and adjective alike); heads that look everywhere alike give 0.067 to each word",
     "query: the largest difference of a query at this position between any two sentences of the task, held out or "
@@ -190,9 +193,10 @@ def discussion(rows: Sequence[Row]) -> list[str]:
             nouns = [row["by_role"][role][role] for row in second for role in ("x", "y")]
             said.append(
                 f"**Seeds differ, {name}.** In block 1 the first noun gets {_span(_role(first, 'x'))} by seed, the "
-                f"adjective {_span(_role(first, 'adjective'))}; in block 2 the right noun gets {_span(nouns)} "
-                f"and the adjective {_span(_role(second, 'adjective'))}, although "
-                f"held-out accuracy is {_span([100 * row['held_out_accuracy'] for row in first], '.1f')} %. "
+                f"adjective {_span(_role(first, 'adjective'))} and all words but x, y and the adjective together "
+                f"{_span(_role(first, REST))}; in block 2 the right noun gets {_span(nouns)}, "
+                f"the adjective {_span(_role(second, 'adjective'))} and the rest {_span(_role(second, REST))}, "
+                f"although held-out accuracy is {_span([100 * row['held_out_accuracy'] for row in first], '.1f')} %. "
                 "A map of one seed is an anecdote."
             )
     if seeds := _stories(rows, PUBLISHED_MODEL):
@@ -256,8 +260,12 @@ def _span(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def _share(role: str, source: str) -> Column:
-    essential = source in (role, "adjective")
-    return Column(f"said of {role}: {source}", lambda row: f"{row['by_role'][role][source]:.2f}", essential=essential)
+    essential = source in (role, "adjective", REST)
+    return Column(f"of {role}: {source}", lambda row: f"{row['by_role'][role][source]:.2f}", essential=essential)
+
+
+def _adjective(adjective: str) -> Column:
+    return Column(adjective, lambda row: " ".join(f"{row['attention'][adjective][at]:.2f}" for at in (*SOURCES, REST)))
 
 
 def _untrained(row: dict[str, Any]) -> str:
@@ -270,6 +278,7 @@ COLUMNS = (
     Column("seed", lambda row: str(row["seed"]), essential=True),
     Column("block", lambda row: str(row["block"]), essential=True),
     *(_share(role, source) for role in ("x", "y") for source in (*SOURCES, REST)),
+    *map(_adjective, ADJECTIVES),
     Column("untrained", _untrained),
     Column("query", lambda row: f"{row['query_difference']:.1g}"),
     Column("adjective moves", lambda row: f"{row['pattern_change']:.2f}"),
