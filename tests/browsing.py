@@ -1,8 +1,11 @@
 """What the browser tests wait for."""
 
-from playwright.sync_api import Page, expect
+from collections.abc import Callable
+
+from playwright.sync_api import Locator, Page, expect
 
 PATIENCE = 90_000  # milliseconds: the server imports PyTorch first, on a machine that may be busy
+CLICKS, BETWEEN = 4, 20_000
 
 
 def settled(page: Page) -> None:
@@ -28,3 +31,16 @@ def same_view(again: Page, page: Page, *selectors: str) -> None:
         texts = page.locator(selector).all_text_contents()
         assert texts, selector
         expect(again.locator(selector)).to_have_text(texts, timeout=PATIENCE)
+
+
+def click(point: Callable[[], object], chosen: Locator) -> None:
+    """Point at a mark of a chart and click, until what it chooses is seen: a chart being drawn anew takes none."""
+    for left in reversed(range(CLICKS)):
+        point()
+        chosen.page.mouse.down()
+        chosen.page.mouse.up()
+        try:
+            return expect(chosen).to_be_visible(timeout=BETWEEN if left else PATIENCE)
+        except AssertionError:
+            if not left:
+                raise

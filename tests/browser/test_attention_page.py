@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browsing import PATIENCE, drawn, same_view
+from browsing import PATIENCE, click, drawn, same_view
 from playwright.sync_api import Page, expect
 from support import SENTENCE
 
@@ -57,10 +57,7 @@ def test_a_minimal_pair_side_by_side(visit):
 def test_a_click_on_a_cell_makes_its_row_the_destination(visit):
     page = visit("/?pair=none")
     drawn(page, "maps", 2)
-    hover(page, 0, 7, 1, 15)
-    page.mouse.down()
-    page.mouse.up()
-    expect(page.get_by_text(re.compile("^From 7 ‘because’"))).to_be_visible(timeout=PATIENCE)
+    click(lambda: hover(page, 0, 7, 1, 15), page.get_by_text(re.compile("^From 7 ‘because’")))
     page.wait_for_url("**at=because*")
 
 
@@ -108,13 +105,15 @@ def test_a_walk_through_the_controls(visit):
     best = f"0.{int(copying.argmax())}"
     layer = page.locator(".st-key-heads .cartesianlayer")
     expect(layer).to_have_count(1, timeout=PATIENCE)  # while heads are scored, the old ones stay
-    picture = layer.bounding_box()
-    assert picture is not None
-    page.mouse.move(picture["x"] + 30, picture["y"] + 30, steps=3)
-    expect(page.locator(".st-key-heads .hoverlayer")).to_contain_text(f"copying: {signed(float(copying.max()))}")
-    page.mouse.down()
-    page.mouse.up()
-    expect(page.get_by_text(f"block 1 · head {best}").first).to_be_visible(timeout=PATIENCE)
+
+    def point():
+        picture = layer.bounding_box()
+        assert picture is not None
+        page.mouse.move(picture["x"] + 30, picture["y"] - 30)
+        page.mouse.move(picture["x"] + 30, picture["y"] + 30, steps=3)
+        expect(page.locator(".st-key-heads .hoverlayer")).to_contain_text(f"copying: {signed(float(copying.max()))}")
+
+    click(point, page.get_by_text(f"block 1 · head {best}").first)
 
     page.get_by_text("What it gets wrong").click()
     first = page.locator(".st-key-mistakes button").first

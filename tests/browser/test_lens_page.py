@@ -2,7 +2,7 @@
 
 import re
 
-from browsing import PATIENCE, drawn, same_view
+from browsing import PATIENCE, click, drawn, same_view
 from playwright.sync_api import expect
 from support import SENTENCE
 
@@ -19,21 +19,21 @@ def test_a_click_on_a_cell_says_what_it_restores(visit):
     animal, street = (run.task.vocabulary.words.index(word) for word in ("animal", "street"))
     found = patching(run.model, tokens, other, 14, animal, street)
     grid = page.locator(".st-key-lens_grid .cartesianlayer > .subplot").nth(0)
-    grid.scroll_into_view_if_needed()
-    box = grid.locator(".heatmaplayer").bounding_box()
-    assert box is not None
-    x, y = box["x"] + box["width"] * 14.5 / 15, box["y"] + box["height"] * 0.75
-    page.mouse.move(x - 30, y)
-    page.mouse.move(x, y, steps=4)
-    hover = page.locator(".st-key-lens_grid .hoverlayer .hovertext")
-    expect(hover).to_contain_text("the stream before a block, block 2", timeout=PATIENCE)
-    page.mouse.down()
-    page.mouse.up()
+
+    def point():
+        grid.scroll_into_view_if_needed()
+        box = grid.locator(".heatmaplayer").bounding_box()
+        assert box is not None
+        x, y = box["x"] + box["width"] * 14.5 / 15, box["y"] + box["height"] * 0.75
+        page.mouse.move(x - 30, y)
+        page.mouse.move(x, y, steps=4)
+        hover = page.locator(".st-key-lens_grid .hoverlayer .hovertext")
+        expect(hover).to_contain_text("the stream before a block, block 2", timeout=PATIENCE)
+
+    said = page.get_by_text(re.compile("The stream before a block, block 2, at 14 ‘the’"))
+    click(point, said)
     value = signed(float(found.parts["resid_pre"][1, 14]))
-    said = f"goes from {signed(found.corrupted)} to {value} logits"
-    expect(page.get_by_text(re.compile("The stream before a block, block 2, at 14 ‘the’"))).to_contain_text(
-        said, timeout=PATIENCE
-    )
+    expect(said).to_contain_text(f"goes from {signed(found.corrupted)} to {value} logits")
 
 
 def test_a_link_restores_answer_and_foil(visit):

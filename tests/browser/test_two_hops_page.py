@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browsing import PATIENCE, drawn
+from browsing import PATIENCE, click, drawn
 from playwright.sync_api import Page, expect
 from support import SENTENCE
 
@@ -43,13 +43,14 @@ def test_a_click_on_an_arc_chooses_its_chain_and_the_button_cuts_it(visit):
     drawn(page, "arcs", 1)
     expect(page.get_by_text(f"animal − street = {one_decimal(float(hops.clean))} logits")).to_be_visible()
     second = shown[1]
-    top_of(page, second)
-    hover = page.locator(".st-key-arcs .hoverlayer .hovertext")
-    expect(hover).to_contain_text("without it answer − foil loses", timeout=PATIENCE)
-    page.mouse.down()
-    page.mouse.up()
+
+    def point():
+        top_of(page, second)
+        hover = page.locator(".st-key-arcs .hoverlayer .hovertext")
+        expect(hover).to_contain_text("without it answer − foil loses", timeout=PATIENCE)
+
     words = chain_words(second, run.str_tokens(tokens), 14)
-    expect(page.locator(".st-key-hops_chain input")).to_have_value(words, timeout=PATIENCE)
+    click(point, page.locator(f'.st-key-hops_chain input[value="{words}"]'))
 
     page.locator(".st-key-hops_cut button", has_text="cut it").focus()
     page.keyboard.press("Space")
