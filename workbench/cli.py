@@ -15,6 +15,8 @@ from workbench.untrusted import plain
 from workbench.wording import percent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from workbench.tables.engine import Order
     from workbench.tables.table import Table
 
@@ -206,7 +208,7 @@ def table(
             if file:
                 write_file(file, getattr(made, form)())
         return
-    from workbench.tables.report import command, report
+    from workbench.tables.report import command
 
     if any(files.values()):
         raise WorkbenchError("`all` writes results/NAME.json and .md for every table; choose where by --folder")
@@ -215,11 +217,21 @@ def table(
     page = (folder or Path()) / "results.md"
     check_writable(page)
     orders = [order(each, seeds, budget, split_per_seed) for each in TABLES]
+    _write_all(
+        page, orders, lambda each: _make(each, trained, jobs, dask),
+        command(seeds, budget, split_per_seed, trained, folder),
+    )  # fmt: skip
+
+
+def _write_all(page: Path, orders: "list[Order]", make: "Callable[[Order], Table]", command: str) -> None:
+    """Every table and the page about them; where a text is missing, the tables that need none, and no page."""
+    from workbench.tables.report import report
+
     done, missing = {}, None
     for each in orders:
         try:
-            made = _make(each, trained, jobs, dask)
-        except NoCorpus as error:  # the other tables need none
+            made = make(each)
+        except NoCorpus as error:
             missing = error
             continue
         done[each.name] = (each, made)
@@ -230,7 +242,7 @@ def table(
     if missing:
         left = ", ".join(each.name for each in orders if each.name not in done)
         raise NoCorpus(f"{left}, and the page on all, are not written: {missing}")
-    write_file(page, report(done, command(seeds, budget, split_per_seed, trained, folder)))
+    write_file(page, report(done, command))
     print(f"all: {page}")
 
 
